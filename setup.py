@@ -1,6 +1,7 @@
 """What pyproject.toml cannot say: where the two packages lie, and what a wheel holds besides.
 
-It has data/ as analysis_lib/data, and of book/ the notebooks and the look as analysis_book/notebooks.
+It has data/ as analysis_lib/data, and of book/ the notebooks and the look as
+analysis_book/notebooks.
 """
 
 import shutil
@@ -19,7 +20,10 @@ class WithConfiguration(build_py):
             shutil.copy("_config.yml", Path(self.build_lib, "analysis_book", "notebooks"))
 
 
-LIBRARY, BOOK = find_packages(include=["analysis_lib*"]), find_packages("book", include=["analysis_book*"])
+LIBRARY, BOOK = (
+    find_packages(include=["analysis_lib*"]),
+    find_packages("book", include=["analysis_book*"]),
+)
 setup(
     packages=[*LIBRARY, *BOOK, "analysis_lib.data", "analysis_book.notebooks"],
     package_dir={

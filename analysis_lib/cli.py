@@ -1,8 +1,8 @@
 # PYTHON_ARGCOMPLETE_OK
 """The command line, ``analysis-lib COMMAND``: measure, compare, and list what is known.
 
-Another package adds commands by an entry point of the group ``analysis_lib.commands``: a function that is called with
-what adds one, :meth:`Commands.add`.
+Another package adds commands by an entry point of the group ``analysis_lib.commands``: a function
+that is called with what adds one, :meth:`Commands.add`.
 """
 
 import argparse
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from analysis_lib import Tables
     from analysis_lib.files import Output
 
-STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
+STORES = {
+    "measurements": "finished measurements",
+    "derived": "models trained here, corpora cut into sentences",
+}
 
 # The options of `measure` that make sense of vectors.
 OF_VECTORS = {"vectors", "metrics", "out", "format", "workers", "quiet", "debug", "help"}
@@ -59,7 +62,11 @@ def carry_out(options: argparse.Namespace) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if options.quiet else sys.stderr), _notes():
+        with (
+            open(os.devnull, "w") as nowhere,
+            redirect_stderr(nowhere if options.quiet else sys.stderr),
+            _notes(),
+        ):
             _refuse_empty(options)
             if options.requires:
                 require_extra(*options.requires)
@@ -68,7 +75,8 @@ def carry_out(options: argparse.Namespace) -> int:
         if sys.stdout:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Only the reader of the output, such as `head`, has gone; Python would complain of it at its end.
+        # Only the reader of the output, such as `head`, has gone; Python would complain of it at
+        # its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt as error:
         # Whoever knows what is kept says so.
@@ -77,8 +85,14 @@ def carry_out(options: argparse.Namespace) -> int:
     except Exception as error:
         if options.debug:
             raise
-        if isinstance(error, OSError) and not error.filename and error.errno in (errno.ENOSPC, errno.EIO):
-            error = AnalysisError(f"standard output cannot be written ({error.strerror}): give another one")
+        if (
+            isinstance(error, OSError)
+            and not error.filename
+            and error.errno in (errno.ENOSPC, errno.EIO)
+        ):
+            error = AnalysisError(
+                f"standard output cannot be written ({error.strerror}): give another one"
+            )
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         print(one_line(error), file=sys.stderr)
     return status
@@ -88,12 +102,16 @@ def _refuse_empty(options: argparse.Namespace) -> None:
     """Refuse an option whose value is empty, as is a variable of the shell that is not set."""
     for name, value in vars(options).items():
         if isinstance(value, str) and not value.strip():
-            raise AnalysisError(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
+            raise AnalysisError(
+                f"--{name.replace('_', '-')} is empty: give a value, or leave it out"
+            )
 
 
 @contextmanager
 def _notes() -> Iterator[None]:
-    """What the library has to say goes to standard error, once, whatever other libraries do with their logs."""
+    """What the library has to say goes to standard error, once, whatever other libraries do with
+    their logs.
+    """
     logger, handler = logging.getLogger("analysis_lib"), logging.StreamHandler(sys.stderr)
     handler.addFilter(Once())
     logger.addHandler(handler)
@@ -120,9 +138,13 @@ class _Help(argparse.HelpFormatter):
 
 
 class Instead(argparse.Action):
-    """An option in the place of some that would be required, and of most others, whose defaults it keeps."""
+    """An option in the place of some that would be required, and of most others, whose defaults it
+    keeps.
+    """
 
-    def __call__(self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: str, *_: object) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: str, *_: object
+    ) -> None:
         setattr(options, self.dest, value)
         options.defaults = {action.dest: action.default for action in parser._actions}
         for action in parser._actions:
@@ -161,8 +183,12 @@ class Commands:
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._common = argparse.ArgumentParser(add_help=False)
-        self._common.add_argument("--quiet", action="store_true", help="show no progress and no notes")
-        self._common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        self._common.add_argument(
+            "--quiet", action="store_true", help="show no progress and no notes"
+        )
+        self._common.add_argument(
+            "--debug", action="store_true", help="show the traceback of an error"
+        )
         self._parsers = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(
@@ -206,35 +232,69 @@ def _parser() -> argparse.ArgumentParser:
 
     def add_measurement(metrics: str) -> None:
         """What `measure` and `compare` have in common; metrics are those by default."""
-        known = "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, or -"
+        known = (
+            "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a "
+            "folder, or -"
+        )
         add("--data", required=True, type=expanduser, help=known).completer = known_names
         names = [*catalogue()]
-        known = f"comma-separated, or all but what costs much (default {metrics}): {' '.join(names)}"
+        known = (
+            f"comma-separated, or all but what costs much (default {metrics}): {' '.join(names)}"
+        )
         add("--metrics", default=metrics, help=known).completer = lambda **_: names
         add("--limit", type=whole, help="measure at most this many items, drawn at random")
         add("--seed", type=whole, help="with which they are drawn (default 0)")
-        add("--first", action="store_true", help="take the first --limit items instead of drawing them")
-        add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
+        add(
+            "--first",
+            action="store_true",
+            help="take the first --limit items instead of drawing them",
+        )
+        add(
+            "--units",
+            help="column of what each text is a part of, such as its document: intervals are "
+            "over these",
+        )
         add("--out", required=True, type=folder, help="folder for the tables and run.json")
-        add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
+        add(
+            "--format",
+            choices=("parquet", "csv"),
+            default="parquet",
+            help="of the tables (default parquet)",
+        )
         add("--dtype", help="float32 (default), float64, bfloat16 or float16")
         add(
             "--tokenizer",
             type=expanduser,
             help="a name or folder to read the tokenizer from, where it is not the model's",
         )
-        add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
         add(
-            "--tokens", default="all", help="all (default), or those below a multiple of the median norm, as 'norm<10x'"
+            "--long-texts",
+            default="cut",
+            help="cut (default) long texts, or read them in windows (window)",
         )
-        add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
-        add("--intervention", type=Path, metavar="FILE", help="YAML that says what is changed in the model on the way")
+        add(
+            "--tokens",
+            default="all",
+            help="all (default), or those below a multiple of the median norm, as 'norm<10x'",
+        )
+        add(
+            "--special-tokens",
+            default="keep",
+            help="keep (default) or drop [CLS] and [SEP] as vectors and queries",
+        )
+        add(
+            "--intervention",
+            type=Path,
+            metavar="FILE",
+            help="YAML that says what is changed in the model on the way",
+        )
 
     add = command(
         "measure",
         _measure,
         "measure a model on a corpus, as Parquet tables",
-        "Every metric that the model and the corpus can have is measured in one pass; a table is a file, and run.json "
+        "Every metric that the model and the corpus can have is measured in one pass; a table is a "
+        "file, and run.json "
         "says what made them. What was measured before is found again.",
         "--model minilm --data wikipedia --limit 100 --out results/minilm",
         "--model path/to/model --data reviews.csv:text --format csv --out results/mine",
@@ -242,7 +302,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     known = "a name listed by `models`, a Hub id, or a folder"
     add("--model", required=True, type=expanduser, help=known).completer = known_names
-    given = "a folder of vectors (safetensors, npy) that are measured instead of those of --model on --data"
+    given = (
+        "a folder of vectors (safetensors, npy) that are measured instead of those of "
+        "--model on --data"
+    )
     add("--vectors", type=expanduser, action=Instead, help=given)
     add_measurement("all")
     add("--workers", **WORKERS)
@@ -251,20 +314,31 @@ def _parser() -> argparse.ArgumentParser:
     add("--worker-timeout", type=decimal, help=idle)
     add("--revision", help="commit, branch or tag of a Hub model")
     add("--device", **DEVICE)
-    add("--device-map", help="auto: over the GPUs; what they cannot hold lies in memory, and then on disk, until used")
-    add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")
+    add(
+        "--device-map",
+        help="auto: over the GPUs; what they cannot hold lies in memory, and then on disk, "
+        "until used",
+    )
+    add(
+        "--maps",
+        default="flatten",
+        help="vectors of a convolutional network: maps (flatten, default), or positions",
+    )
     add("--tokens-per-batch", type=whole, default=2048, help="default 2048")
 
     add = command(
         "compare",
         _compare,
         "measure models side by side, each with its untrained twins",
-        "A table has the rows of all models; NAME_difference has what each has more than the first one, with intervals "
+        "A table has the rows of all models; NAME_difference has what each has more than the first "
+        "one, with intervals "
         "paired over texts.",
         "minilm smollm2-135m --data wikipedia --limit 100 --out results/both",
         interrupted=BEGINS_ANEW,
     )
-    add("models", nargs="+", metavar="MODEL", help="as --model of `measure`").completer = known_names
+    add(
+        "models", nargs="+", metavar="MODEL", help="as --model of `measure`"
+    ).completer = known_names
     add_measurement("anisotropy")
     add(
         "--twins",
@@ -283,8 +357,17 @@ def _parser() -> argparse.ArgumentParser:
         "",
         "--clear measurements",
     )
-    add("--clear", choices=tuple(STORES), help="remove all of this; it is made again when it is needed")
-    command("metrics", _metrics, "list the metrics", "Their names are what --metrics takes, separated by commas.")
+    add(
+        "--clear",
+        choices=tuple(STORES),
+        help="remove all of this; it is made again when it is needed",
+    )
+    command(
+        "metrics",
+        _metrics,
+        "list the metrics",
+        "Their names are what --metrics takes, separated by commas.",
+    )
     command("models", _models, "list the models known by name", "They are what --model takes.")
     command("datasets", _datasets, "list the corpora known by name", "They are what --data takes.")
     for point in entry_points(group="analysis_lib.commands"):
@@ -293,7 +376,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be answered at once.
+    # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be
+    # answered at once.
     from analysis_lib import load_corpus, load_model, measure, measure_vectors
     from analysis_lib.capture.inputs import Settings
     from analysis_lib.measurement.measuring import refuse_senseless
@@ -311,18 +395,28 @@ def _measure(options: argparse.Namespace) -> None:
         raise AnalysisError("--device and --device-map exclude each other: give one of them")
     # What is misspelt, and a folder that is not ours, are refused before anything is loaded.
     output = _output_of_measure(options)
-    output.check(table_files([metric.name for metric in resolve(options.metrics)], output.last, options.format))
+    output.check(
+        table_files(
+            [metric.name for metric in resolve(options.metrics)], output.last, options.format
+        )
+    )
     if options.vectors is not None:
         refuse_others(options, OF_VECTORS, "--vectors are measured as they are")
         with sole_writer(output):
             found = measure_vectors(
-                options.vectors, metrics=options.metrics, workers=options.workers, checkpoints=options.out
+                options.vectors,
+                metrics=options.metrics,
+                workers=options.workers,
+                checkpoints=options.out,
             )
             _save(found, output, options.format)
         return
     dtype = model_dtype(options, [options.model])
     checked_options(dtype, options.device, options.device_map)
-    settings = _settings(options) | {"maps": options.maps, "tokens_per_batch": options.tokens_per_batch}
+    settings = _settings(options) | {
+        "maps": options.maps,
+        "tokens_per_batch": options.tokens_per_batch,
+    }
     draw = _draw(options)
     corpus = load_corpus(options.data, **draw, units=options.units)
     refuse_senseless(options.model, corpus, options.metrics, Settings(**settings), options.workers)
@@ -332,13 +426,17 @@ def _measure(options: argparse.Namespace) -> None:
         if options.worker_timeout is not None:
             work["worker_timeout"] = options.worker_timeout
         model = load_model(options.model, processor=options.tokenizer, dtype=dtype, **given)
-        tables = measure(model, corpus, options.metrics, checkpoints=options.out, **settings, **work)
+        tables = measure(
+            model, corpus, options.metrics, checkpoints=options.out, **settings, **work
+        )
         tables.run.update(draw)
         _save(tables, output, options.format)
 
 
 def _output_of_measure(options: argparse.Namespace) -> "Output":
-    """The folder of the tables, known by what is measured: the model and what is changed in it, and the texts."""
+    """The folder of the tables, known by what is measured: the model and what is changed in it, and
+    the texts.
+    """
     from analysis_lib.files import Output
 
     if options.vectors is not None:
@@ -358,12 +456,16 @@ def refuse_others(options: argparse.Namespace, kept: set[str], reason: str) -> N
 
 
 def model_dtype(options: argparse.Namespace, models: list[str]) -> str:
-    """The precision of the models that do not name their own; one that no model takes is refused."""
+    """The precision of the models that do not name their own; one that no model takes is
+    refused.
+    """
     from analysis_lib.models import ModelName
 
     dtypes = [ModelName.parse(name).dtype for name in models]
     if options.dtype is not None and all(own not in (None, options.dtype) for own in dtypes):
-        raise AnalysisError(f"every model names its own dtype, as {models[0]} does: leave --dtype out")
+        raise AnalysisError(
+            f"every model names its own dtype, as {models[0]} does: leave --dtype out"
+        )
     return options.dtype or "float32"
 
 
@@ -374,7 +476,9 @@ def _draw(options: argparse.Namespace) -> dict[str, int | None]:
     if options.limit is None:
         for name, draws in (("--first", options.first), ("--seed", options.seed)):
             if draws:
-                raise AnalysisError(f"{name} says which items --limit keeps: give --limit, or leave it out")
+                raise AnalysisError(
+                    f"{name} says which items --limit keeps: give --limit, or leave it out"
+                )
     seed = None if options.first else options.seed or 0
     return {"limit": options.limit, "seed": seed}
 
@@ -418,13 +522,17 @@ def _intervention(path: Path | None) -> object:
     wanted = "give a mapping such as {where: residual, layers: [3], dimensions: [99]}, or a list"
     found = files.read_yaml(path, wanted)
     if not found:
-        raise AnalysisError(f"{path} is empty: give a mapping such as {{where: residual, layers: [3]}}, or a list")
+        raise AnalysisError(
+            f"{path} is empty: give a mapping such as {{where: residual, layers: [3]}}, or a list"
+        )
     try:
         changes = interventions(found)
     except AnalysisError as error:
         raise AnalysisError(f"{path}: {error}") from error
     if not changes:
-        raise AnalysisError(f"{path} changes nothing: give layers, tokens and dimensions that are changed")
+        raise AnalysisError(
+            f"{path} changes nothing: give layers, tokens and dimensions that are changed"
+        )
     return changes
 
 
@@ -452,7 +560,10 @@ def _compare(options: argparse.Namespace) -> None:
         differences = {f"{name}_difference": found.differences(name) for name in found}
         tables = {**found, **{name: table for name, table in differences.items() if len(table)}}
         save_tables(tables, output, draw | {"runs": runs}, options.format)
-    say(f"wrote {count(len(tables), 'table')} of {count(len(options.models), 'model')} to {options.out}")
+    say(
+        f"wrote {count(len(tables), 'table')} of {count(len(options.models), 'model')} to "
+        f"{options.out}"
+    )
 
 
 def count(number: int, thing: str) -> str:
@@ -469,11 +580,21 @@ def _cache(options: argparse.Namespace) -> None:
     for name, words in STORES.items():
         home = files.package_directory() / name
         kept = [*home.glob("*")]
-        size = sum(path.stat().st_size for entry in kept for path in [entry, *entry.rglob("*")] if path.is_file())
-        print(f"{name:{max(map(len, STORES))}}  {size / 1e6:8.0f} MB in {len(kept):4} entries: {words}")
+        size = sum(
+            path.stat().st_size
+            for entry in kept
+            for path in [entry, *entry.rglob("*")]
+            if path.is_file()
+        )
+        print(
+            f"{name:{max(map(len, STORES))}}  {size / 1e6:8.0f} MB in {len(kept):4} entries: "
+            f"{words}"
+        )
         if options.clear == name and home.is_dir():
             left = store.cleared(name)
-            print(f"cleared {name}{', but for what is not ours: ' if left else ''}{', '.join(left)}")
+            print(
+                f"cleared {name}{', but for what is not ours: ' if left else ''}{', '.join(left)}"
+            )
     print(f"in {files.package_directory()}")
 
 
@@ -481,14 +602,20 @@ def _models(options: argparse.Namespace) -> None:
     from analysis_lib.models import known_models
 
     print_names(known_models())
-    print("or a Hub id (owner/name), or a folder of save_pretrained; NAME:untrained is the same model, untrained")
+    print(
+        "or a Hub id (owner/name), or a folder of save_pretrained; NAME:untrained is the same "
+        "model, untrained"
+    )
 
 
 def _datasets(options: argparse.Namespace) -> None:
     from analysis_lib.corpora import known_corpora
 
     print_names(known_corpora())
-    print("or file.csv:COLUMN, a text file with one utterance per line, or a folder of images or sounds")
+    print(
+        "or file.csv:COLUMN, a text file with one utterance per line, or a folder of images or "
+        "sounds"
+    )
 
 
 def known_names(parsed_args: argparse.Namespace, action: argparse.Action, **_: object) -> list[str]:
@@ -496,7 +623,10 @@ def known_names(parsed_args: argparse.Namespace, action: argparse.Action, **_: o
     from analysis_lib.corpora import known_corpora
     from analysis_lib.models import known_models
 
-    return [name.partition(":")[0] for name in (known_corpora() if action.dest == "data" else known_models())]
+    return [
+        name.partition(":")[0]
+        for name in (known_corpora() if action.dest == "data" else known_models())
+    ]
 
 
 def print_names(names: dict[str, str]) -> None:
@@ -507,7 +637,9 @@ def print_names(names: dict[str, str]) -> None:
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """Refuse, before hours of work, a folder that cannot be written; one that was made for nothing goes again."""
+    """Refuse, before hours of work, a folder that cannot be written; one that was made for nothing
+    goes again.
+    """
     # Not Path.exists, which raises an error of its own where a name is too long.
     new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
@@ -516,7 +648,9 @@ def made(folder: Path) -> Iterator[None]:
             tempfile.TemporaryFile(dir=folder).close()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise AnalysisError(f"{folder} cannot be written ({reason}): give another --out") from error
+            raise AnalysisError(
+                f"{folder} cannot be written ({reason}): give another --out"
+            ) from error
         yield
     finally:
         with suppress(OSError, ValueError):

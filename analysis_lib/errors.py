@@ -1,4 +1,6 @@
-"""What ends a command before its end: the one error type of the library, what its messages need, and Ctrl-C."""
+"""What ends a command before its end: the one error type of the library, what its messages need,
+and Ctrl-C.
+"""
 
 import difflib
 import importlib.util
@@ -23,12 +25,17 @@ class AnalysisError(Exception):
 
     def __str__(self) -> str:
         # Names and files may hold what ends a line, or moves the cursor of a terminal.
-        shown = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(line)) for line in self.args)
+        shown = (
+            "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(line))
+            for line in self.args
+        )
         return "\n".join(shown)
 
 
 class UnknownNameError(AnalysisError, KeyError):
-    """A name that a mapping does not hold, for those who look it up and those who try whether it is there."""
+    """A name that a mapping does not hold, for those who look it up and those who try whether it is
+    there.
+    """
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
@@ -43,7 +50,8 @@ def near_names(name: str, known: Iterable[str]) -> str:
 
 
 def whole_number(text: str) -> int:
-    """The number that plain digits stand for; a ValueError for all else that Python takes, such as ``1_0``.
+    """The number that plain digits stand for; a ValueError for all else that Python takes, such as
+    ``1_0``.
 
     >>> whole_number("-12")
     -12
@@ -54,7 +62,8 @@ def whole_number(text: str) -> int:
 
 
 def decimal_number(text: str) -> float:
-    """The number that plain digits stand for, with a point or a power of ten; a ValueError for all else.
+    """The number that plain digits stand for, with a point or a power of ten; a ValueError for all
+    else.
 
     >>> decimal_number("1e-3")
     0.001
@@ -65,7 +74,8 @@ def decimal_number(text: str) -> float:
 
 
 def require_extra(extra: str, *modules: str) -> None:
-    """Refuse to go on without packages that only an extra of the library installs; imports none of them.
+    """Refuse to go on without packages that only an extra of the library installs; imports none of
+    them.
 
     Args:
         extra: one of those in ``pyproject.toml``, such as ``adapters``.
@@ -76,7 +86,9 @@ def require_extra(extra: str, *modules: str) -> None:
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            raise AnalysisError(f'{module} is not installed: run pip install "analysis_lib[{extra}]"')
+            raise AnalysisError(
+                f'{module} is not installed: run pip install "analysis_lib[{extra}]"'
+            )
 
 
 # --- What is given to a public function is checked where it comes in. ---
@@ -88,7 +100,8 @@ LONGEST_PATH = 4096
 
 
 def shown(value: object) -> str:
-    """A value as a message names it: a text or a number, shortened if it is long, and of all else the type.
+    """A value as a message names it: a text or a number, shortened if it is long, and of all else
+    the type.
 
     >>> shown("2"), shown(1.5), shown(["a"])
     ("'2'", '1.5', 'a list')
@@ -106,7 +119,9 @@ def shown(value: object) -> str:
 
 
 def require_whole(name: str, value: object, least: int = 0, most: int = LARGEST) -> int:
-    """A whole number within bounds, as Python's own ``int``; anything else, a bool included, is refused."""
+    """A whole number within bounds, as Python's own ``int``; anything else, a bool included, is
+    refused.
+    """
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or not least <= value <= most:
         is_large = is_whole and value > most
@@ -123,19 +138,31 @@ def require_seed(name: str, value: object) -> int:
 def require_seeds(name: str, values: object) -> list[int]:
     """One seed or more, each once and in order."""
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
-        raise AnalysisError(f"{name} is {shown(values)}: give a list of whole numbers, as in [0, 1]")
+        raise AnalysisError(
+            f"{name} is {shown(values)}: give a list of whole numbers, as in [0, 1]"
+        )
     seeds = [require_seed(f"one of {name}", seed) for seed in values]
     if not seeds:
         raise AnalysisError(f"{name} is empty: give one whole number or more")
     return list(dict.fromkeys(seeds))
 
 
-def require_number(name: str, value: object, above: float | None = None, least: float | None = None) -> float:
+def require_number(
+    name: str, value: object, above: float | None = None, least: float | None = None
+) -> float:
     """A finite number above a bound, or not below one, as Python's own ``float``."""
     is_number = isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value)
-    too_low = is_number and ((above is not None and value <= above) or (least is not None and value < least))
+    too_low = is_number and (
+        (above is not None and value <= above) or (least is not None and value < least)
+    )
     if not is_number or too_low:
-        bounds = f" above {above:g}" if above is not None else f", {least:g} or more" if least is not None else ""
+        bounds = (
+            f" above {above:g}"
+            if above is not None
+            else f", {least:g} or more"
+            if least is not None
+            else ""
+        )
         raise AnalysisError(f"{name} is {shown(value)}: give a number{bounds}")
     return float(value)
 
@@ -161,7 +188,9 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_text(name: str, value: object, wanted: str) -> None:
-    """Refuse what is no text, or one that is blank or longer than any name; ``wanted`` says what to give instead."""
+    """Refuse what is no text, or one that is blank or longer than any name; ``wanted`` says what to
+    give instead.
+    """
     is_text = isinstance(value, str) and value.strip()
     if not is_text or "\0" in value or len(value) > LONGEST_PATH:
         raise AnalysisError(f"{name} is {shown(value)}: give {wanted}")
@@ -176,7 +205,9 @@ def require_path(name: str, value: object, wanted: str = "the path of a folder")
 
 
 def require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse the names that are not known, with the nearest ones; ``kind`` is as in "setting of measure"."""
+    """Refuse the names that are not known, with the nearest ones; ``kind`` is as in "setting of
+    measure".
+    """
     known = list(known)
     for name in names:
         if name not in known:
@@ -191,17 +222,23 @@ def refuse_all(faults: Sequence[str], most: int = 20) -> None:
 
 
 def in_order(name: str, values: object, wanted: str) -> list:
-    """What several things were given in, as a list; a set is refused, whose order is another in every process."""
+    """What several things were given in, as a list; a set is refused, whose order is another in
+    every process.
+    """
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise AnalysisError(f"{name} is {shown(values)}: give {wanted}")
     if isinstance(values, set | frozenset):
-        raise AnalysisError(f"{name} is a set, whose order is another in every process: give sorted(...)")
+        raise AnalysisError(
+            f"{name} is a set, whose order is another in every process: give sorted(...)"
+        )
     return list(values)
 
 
-# --- Ctrl-C on the command line: one line and status 130, from the first import on. Elsewhere Python's own is left. ---
+# --- Ctrl-C on the command line: one line and status 130, from the first import on. Elsewhere
+# Python's own is left. ---
 
-# Of a command that keeps what it finishes; of one that does not; and where it is not known what was under way.
+# Of a command that keeps what it finishes; of one that does not; and where it is not known what was
+# under way.
 CONTINUES = "interrupted: what was finished is kept, and the same command continues from there"
 BEGINS_ANEW = "interrupted: nothing was written, and the same command begins anew"
 INTERRUPTED = "interrupted: the same command begins anew, but for what was finished and kept"
@@ -210,7 +247,8 @@ INTERRUPTED = "interrupted: the same command begins anew, but for what was finis
 def _interrupt(_number: int, frame: FrameType | None) -> None:
     """Let a command that is at work clean up; end at once before it, after it and within an import.
 
-    What is raised within an import may be swallowed there, or come out with a traceback of someone else's.
+    What is raised within an import may be swallowed there, or come out with a traceback of someone
+    else's.
     """
     calls = set()
     while frame:
@@ -223,14 +261,18 @@ def _interrupt(_number: int, frame: FrameType | None) -> None:
 
 
 def leave_to_asyncio() -> None:
-    """Give a Ctrl-C back to Python: only then asyncio takes it, and cancels what it runs in good order."""
+    """Give a Ctrl-C back to Python: only then asyncio takes it, and cancels what it runs in good
+    order.
+    """
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Processes that are started here never get a Ctrl-C, which would break into their imports with a traceback."""
+    """Processes that are started here never get a Ctrl-C, which would break into their imports with
+    a traceback.
+    """
     from multiprocessing import resource_tracker
 
     # Its start would let the signal through again.
@@ -254,14 +296,22 @@ def what_failed(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """An error as the command line says it."""
     if isinstance(error, OSError) and error.filename:
-        error = AnalysisError(f"{error.filename} cannot be used ({error.strerror}): give another file or folder")
-    hint = "start Python without -OO, by which transformers fails" if sys.flags.optimize > 1 else "--debug shows where"
+        error = AnalysisError(
+            f"{error.filename} cannot be used ({error.strerror}): give another file or folder"
+        )
+    hint = (
+        "start Python without -OO, by which transformers fails"
+        if sys.flags.optimize > 1
+        else "--debug shows where"
+    )
     unexpected = f"{type(error).__name__}: {error} ({hint})"
     return f"error: {error if isinstance(error, AnalysisError) else ' '.join(unexpected.split())}"
 
 
 def _failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What fails before a command is at work, such as a file that the library reads when it is imported."""
+    """What fails before a command is at work, such as a file that the library reads when it is
+    imported.
+    """
     if "--debug" in sys.argv or not issubclass(kind, Exception):
         sys.__excepthook__(kind, error, trace)
     else:
@@ -269,6 +319,9 @@ def _failed(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 
 # What Python was started with, before it gives a module that it runs the name of its file.
-if {os.path.basename(name) for name in sys.orig_argv[-len(sys.argv) :][:1]} & {"analysis_lib", "analysis-lib"}:
+if {os.path.basename(name) for name in sys.orig_argv[-len(sys.argv) :][:1]} & {
+    "analysis_lib",
+    "analysis-lib",
+}:
     signal.signal(signal.SIGINT, _interrupt)
     sys.excepthook = _failed

@@ -1,4 +1,5 @@
-"""Files: read with errors of one line, written whole or not at all, locked; and the folders that commands write into.
+"""Files: read with errors of one line, written whole or not at all, locked; and the folders that
+commands write into.
 
 In each of these folders a seal says which files are ours; everything else stays as it is.
 """
@@ -32,15 +33,18 @@ _CLONE, _INSTALLED = (Path(__file__).resolve().parents[above] / "data" for above
 
 
 def data_directory() -> Path:
-    """The pins, published tables, claims and measurements: ``data/`` in a clone, ``analysis_lib/data`` in a wheel."""
+    """The pins, published tables, claims and measurements: ``data/`` in a clone,
+    ``analysis_lib/data`` in a wheel.
+    """
     return _INSTALLED if _INSTALLED.is_dir() else _CLONE
 
 
 def package_directory() -> Path:
     """Where packages are downloaded to, and what is made from them is kept.
 
-    The folder ``packages`` in ``data/`` of a clone, or in the user's cache folder (``~/.cache/analysis_lib``) where the
-    library is installed; or in the folder that ``ANALYSIS_LIB_DATA`` names.
+    The folder ``packages`` in ``data/`` of a clone, or in the user's cache folder
+    (``~/.cache/analysis_lib``) where the library is installed; or in the folder that
+    ``ANALYSIS_LIB_DATA`` names.
     """
     home = data_directory()
     if home == _INSTALLED:
@@ -61,10 +65,15 @@ def entries(file: str, make: Callable[..., Entry]) -> dict[str, Entry]:
     """
     path = data_directory() / file
     try:
-        return {name: make(**fields) for name, fields in yaml.safe_load(path.read_text(encoding="utf-8")).items()}
+        return {
+            name: make(**fields)
+            for name, fields in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+        }
     except Exception as error:  # Of the parser, of whoever makes the entry, or of Python.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise AnalysisError(f"{path} cannot be used ({reason}): mend the entry, or the file") from error
+        raise AnalysisError(
+            f"{path} cannot be used ({reason}): mend the entry, or the file"
+        ) from error
 
 
 def read(path: Path, how: Callable[[Path], Entry], remedy: str = "copy or make it again") -> Entry:
@@ -78,7 +87,9 @@ def read(path: Path, how: Callable[[Path], Entry], remedy: str = "copy or make i
     try:
         return how(path)
     except Exception as error:  # Each format has its own.
-        raise AnalysisError(f"{path} cannot be read ({what_failed(error)[:200]}): {remedy}") from error
+        raise AnalysisError(
+            f"{path} cannot be read ({what_failed(error)[:200]}): {remedy}"
+        ) from error
 
 
 def read_json(path: Path, remedy: str = "copy or make it again") -> dict:
@@ -94,7 +105,9 @@ def read_json(path: Path, remedy: str = "copy or make it again") -> dict:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a name that stands twice in one mapping, of which YAML's own loader takes the last without a word."""
+    """Refuses a name that stands twice in one mapping, of which YAML's own loader takes the last
+    without a word.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         names = [name.value for name, _ in node.value]
@@ -106,7 +119,9 @@ class _StrictLoader(yaml.SafeLoader):
 
 def read_yaml(path: Path, remedy: str) -> object:
     """What a YAML file holds; what is said of :func:`read` holds for all else."""
-    return read(path, lambda path: yaml.load(path.read_text(encoding="utf-8"), _StrictLoader), remedy)
+    return read(
+        path, lambda path: yaml.load(path.read_text(encoding="utf-8"), _StrictLoader), remedy
+    )
 
 
 def file_hash(path: Path) -> str:
@@ -122,9 +137,15 @@ def _file_hash(path: Path, _modified: int, _size: int) -> str:
 
 
 def hashes_of(folder: Path, patterns: Iterable[str] = ("**/*",)) -> dict[str, str]:
-    """The SHA-256 of the files of a folder that match one of some patterns, by their paths in it."""
+    """The SHA-256 of the files of a folder that match one of some patterns, by their paths in
+    it.
+    """
     paths = {path for pattern in patterns for path in folder.glob(pattern)}
-    return {path.relative_to(folder).as_posix(): file_hash(path) for path in sorted(paths) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): file_hash(path)
+        for path in sorted(paths)
+        if path.is_file()
+    }
 
 
 # --- Locks, and files that are written whole ------------------------------------------------------
@@ -141,10 +162,11 @@ _LOCK, _CONTENT = "lock", "content"
 def scratch(parent: Path, name: str) -> Iterator[Path]:
     """A new folder below one whose name begins so; it goes when the block ends.
 
-    What killed processes have left goes as well. A process id says nothing of the processes of another machine, or of
-    another container, that share the disk. Therefore each scratch folder is named after the machine and its start, and
-    its process holds a lock in it: on the same machine, whatever is not locked is left over. What another
-    machine has made, or this one before it was started anew, is left over after thirty days.
+    What killed processes have left goes as well. A process id says nothing of the processes of
+    another machine, or of another container, that share the disk. Therefore each scratch folder is
+    named after the machine and its start, and its process holds a lock in it: on the same machine,
+    whatever is not locked is left over. What another machine has made, or this one before it was
+    started anew, is left over after thirty days.
     """
     for folder in parent.glob(f"{glob.escape(name)}-*"):
         if _is_left_over(folder, name):
@@ -225,7 +247,9 @@ def alone(lock: Path, waiting: str = "") -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Inside it, a failure to write is an AnalysisError that names the path, or else the file that could not be."""
+    """Inside it, a failure to write is an AnalysisError that names the path, or else the file that
+    could not be.
+    """
     try:
         yield
     except AnalysisError:
@@ -247,7 +271,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: str | Callable[[Path], object]) -> None:
-    """Write a file whole, or leave it as it was; safe with two writers, of whom the last one is read.
+    """Write a file whole, or leave it as it was; safe with two writers, of whom the last one is
+    read.
 
     Args:
         content: a text, or what writes the file whose path it is given.
@@ -281,11 +306,11 @@ Sealed = dict[str, list[str]]
 class Output:
     """The folder that a command writes into.
 
-    The hidden file ``.analysis-lib.json`` is its seal. It names this program, the command, what the command was given,
-    and every file that the command wrote, with the SHA-256 of its content. The same command on the same inputs
-    replaces these files, and removes those that it no longer writes. It touches nothing else: neither files that the
-    seal does not list, nor those that have been changed since. The folder of another command, or of other inputs, is
-    refused.
+    The hidden file ``.analysis-lib.json`` is its seal. It names this program, the command, what the
+    command was given, and every file that the command wrote, with the SHA-256 of its content. The
+    same command on the same inputs replaces these files, and removes those that it no longer
+    writes. It touches nothing else: neither files that the seal does not list, nor those that have
+    been changed since. The folder of another command, or of other inputs, is refused.
 
     Attributes:
         folder: it need not exist. A symbolic link is followed.
@@ -306,27 +331,34 @@ class Output:
             files: names of what is to be written.
 
         Raises:
-            AnalysisError: the folder is that of another command, or of other inputs; a file has been changed since it
-                was written; or a file, or folder, of the user's is in the way of what is to be written.
+            AnalysisError: the folder is that of another command, or of other inputs; a file has
+                been changed since it was written; or a file, or folder, of the user's is in the way
+                of what is to be written.
         """
         if os.path.exists(self.folder) and not os.path.isdir(self.folder):
-            raise AnalysisError(f"{self.folder} cannot be written (it is a file): give another folder")
+            raise AnalysisError(
+                f"{self.folder} cannot be written (it is a file): give another folder"
+            )
         sealed = self._sealed()
         for name in {**sealed, **dict.fromkeys(files)}:
             path = self.folder / name
             self._refuse_in_the_way(path)
             if name in sealed and _is_changed(path, sealed[name]):
                 raise AnalysisError(
-                    f"{path} has been changed since {PROGRAM} wrote it: move it, or give another folder"
+                    f"{path} has been changed since {PROGRAM} wrote it: move it, or give another "
+                    "folder"
                 )
             if name not in sealed and os.path.lexists(path):
-                raise AnalysisError(f"{path} was not written by {PROGRAM}: move it, or give another folder")
+                raise AnalysisError(
+                    f"{path} was not written by {PROGRAM}: move it, or give another folder"
+                )
         return sealed
 
     def replace(self, new: Path) -> None:
         """Put all files below the folder ``new`` in the place of those that the seal lists.
 
-        Whoever is killed on the way leaves a seal that lists old and new files, so that the next one can go on.
+        Whoever is killed on the way leaves a seal that lists old and new files, so that the next
+        one can go on.
 
         Args:
             new: on the same disk, such as :meth:`scratch`.
@@ -352,7 +384,9 @@ class Output:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder to be filled; where the block ends well, :meth:`replace` takes the files in it."""
+        """A folder to be filled; where the block ends well, :meth:`replace` takes the files in
+        it.
+        """
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with scratch(self.folder, ".unfinished-files") as new:
@@ -380,7 +414,8 @@ class Output:
                     lock_file(lock, AT_ONCE)
                 except BlockingIOError:
                     raise AnalysisError(
-                        f"another run is writing to {self.folder}: wait for it, or give another folder"
+                        f"another run is writing to {self.folder}: wait for it, or give another "
+                        "folder"
                     ) from None
                 # One that has just ended may have removed the file before it was locked here.
                 if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
@@ -406,12 +441,18 @@ class Output:
             same_names = seal.get("command") == self.command and inputs == self._shown
             other = " other inputs, called" if same_names else ""
             raise AnalysisError(
-                f"{self.folder} holds what {PROGRAM} {seal.get('command')} wrote of{other} {shown}: give another folder"
+                f"{self.folder} holds what {PROGRAM} {seal.get('command')} wrote of{other} "
+                f"{shown}: give another folder"
             )
         return sealed
 
     def _seal(self, sealed: Sealed, scratch: Path) -> None:
-        about = {"program": PROGRAM, "command": self.command, "inputs": self._shown, "key": self._key}
+        about = {
+            "program": PROGRAM,
+            "command": self.command,
+            "inputs": self._shown,
+            "key": self._key,
+        }
         text = json.dumps({**about, "files": sealed}, indent=1)
         with (scratch / SEAL).open("w", encoding="utf-8") as file:
             file.write(text + "\n")
@@ -422,7 +463,9 @@ class Output:
 
     @property
     def _shown(self) -> list[str]:
-        """The inputs without their folders, whose names are nobody's business where a report is published."""
+        """The inputs without their folders, whose names are nobody's business where a report is
+        published.
+        """
         return [PurePosixPath(name).name for name in self.inputs]
 
     @property
@@ -446,7 +489,9 @@ class Output:
 
 def _is_list_of_files(sealed: object) -> bool:
     """Whether a seal lists files, all of them inside its folder."""
-    if not isinstance(sealed, dict) or not all(isinstance(hashes, list) for hashes in sealed.values()):
+    if not isinstance(sealed, dict) or not all(
+        isinstance(hashes, list) for hashes in sealed.values()
+    ):
         return False
     paths = [PurePosixPath(name) for name in sealed]
     return not any(path.is_absolute() or ".." in path.parts for path in paths)
@@ -457,14 +502,18 @@ def _is_changed(path: Path, hashes: list[str]) -> bool:
 
 
 def inputs_key(inputs: Iterable[str], folder: Path) -> str:
-    """A hash of names; paths are taken as they lie to the folder, so that all may be moved together."""
+    """A hash of names; paths are taken as they lie to the folder, so that all may be moved
+    together.
+    """
     home = os.path.realpath(folder)
     places = [_place(name, home) for name in inputs]
     return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:16]
 
 
 def _place(name: str, home: str) -> str:
-    """A name as it is; of a path, such as ``table.csv`` in ``table.csv:text``, where it lies as seen from ``home``."""
+    """A name as it is; of a path, such as ``table.csv`` in ``table.csv:text``, where it lies as
+    seen from ``home``.
+    """
     ends = [len(name), *(mark.start() for mark in re.finditer("[:@+]", name))]
     for end in sorted(ends, reverse=True):
         if os.path.exists(name[:end]):

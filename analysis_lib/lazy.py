@@ -1,4 +1,6 @@
-"""Packages whose names are imported when they are first used, since torch takes seconds to import."""
+"""Packages whose names are imported when they are first used, since torch takes seconds to
+import.
+"""
 
 import ast
 import importlib
@@ -10,7 +12,8 @@ from pathlib import Path
 def lazily(
     package: str, more: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The ``__getattr__`` and the ``__dir__`` of a package that imports its names under ``if TYPE_CHECKING``.
+    """The ``__getattr__`` and the ``__dir__`` of a package that imports its names under ``if
+    TYPE_CHECKING``.
 
     No name can be that of a module of the package, which would take its place once it is imported.
 
@@ -23,7 +26,9 @@ def lazily(
 
     def named(name: str) -> object:
         if name not in known:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package]
+            )
         if known[name] == package:
             return importlib.import_module(f"{package}.{name}")
         # Kept in the package, so that it is asked for once.

@@ -1,4 +1,6 @@
-"""What is said along the way: notes, and progress bars, which reach the terminal of a build from its notebooks."""
+"""What is said along the way: notes, and progress bars, which reach the terminal of a build from
+its notebooks.
+"""
 
 import io
 import logging
@@ -75,13 +77,19 @@ class _Log(_Lines):
 
 
 def is_log(stream: TextIO | None) -> bool:
-    """Whether what is written stays: neither a terminal nor a notebook shows it, which overwrite a line."""
+    """Whether what is written stays: neither a terminal nor a notebook shows it, which overwrite a
+    line.
+    """
     in_notebook = type(stream).__module__.startswith("ipykernel")
     return stream is not None and not in_notebook and not stream.isatty()
 
 
 def bar(
-    iterable: Iterable | None = None, description: str | None = None, *, show: bool | None = None, **settings
+    iterable: Iterable | None = None,
+    description: str | None = None,
+    *,
+    show: bool | None = None,
+    **settings,
 ) -> tqdm:
     """tqdm's bar; in a log, where nothing can be overwritten, a line a minute.
 
@@ -92,7 +100,14 @@ def bar(
         settings: of tqdm.
     """
     if path := os.environ.get(LINE_FILE):
-        return tqdm(iterable, description, file=_LineFile(path), mininterval=0.5, bar_format=LINE, **settings)
+        return tqdm(
+            iterable,
+            description,
+            file=_LineFile(path),
+            mininterval=0.5,
+            bar_format=LINE,
+            **settings,
+        )
     if show is not False and is_log(sys.stderr):
         pause = SECONDS_BETWEEN_LINES
         settings |= {"delay": pause, "mininterval": pause, "maxinterval": pause, "bar_format": LINE}

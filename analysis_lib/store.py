@@ -1,8 +1,8 @@
 """The one memory: what is kept between calls, known by a key of all that it depends on.
 
-Whatever is kept is written whole or not at all, is made again where it is damaged, and is safe with two writers.
-Folders of what the library makes for itself lie beside the pinned packages, in ``derived`` and ``measurements``, which
-``analysis-lib cache`` lists and clears.
+Whatever is kept is written whole or not at all, is made again where it is damaged, and is safe with
+two writers. Folders of what the library makes for itself lie beside the pinned packages, in
+``derived`` and ``measurements``, which ``analysis-lib cache`` lists and clears.
 """
 
 import fcntl
@@ -23,7 +23,8 @@ from analysis_lib.errors import AnalysisError
 Content = TypeVar("Content")
 # In a folder that is made at once, the seal of its files.
 SEAL = ".hashes"
-# The names of what is kept: its folders end in a hash, and locks and scratch folders are named after them.
+# The names of what is kept: its folders end in a hash, and locks and scratch folders are named
+# after them.
 KEPT = re.compile(r".+-[0-9a-f]{12}([0-9a-f]{4})?(\.lock|-\w{8})?")
 
 
@@ -55,7 +56,8 @@ class Entry:
         try:
             return how(self.folder / name)
         except Exception:
-            # Whatever a format makes of a damaged file, or of one of another version: it is made again.
+            # Whatever a format makes of a damaged file, or of one of another version: it is made
+            # again.
             return None
 
     def write(self, name: str, content: str | Callable[[Path], object]) -> None:
@@ -72,7 +74,9 @@ class Entry:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside it, other processes that want to make the same wait, and find it made; if a lock can be had."""
+        """Inside it, other processes that want to make the same wait, and find it made; if a lock
+        can be had.
+        """
         with ExitStack() as held:
             with suppress(AnalysisError):
                 held.enter_context(files.alone(self.folder / ".lock"))
@@ -89,10 +93,11 @@ def derived_folder(identity: str, label: str) -> Path:
 
 
 def derived(identity: str, label: str, fill: Callable[[Path], None]) -> Path:
-    """A folder beside the packages, under ``derived``, that ``fill`` has filled; made whole or not at all.
+    """A folder beside the packages, under ``derived``, that ``fill`` has filled; made whole or not
+    at all.
 
-    Another ``identity``, which is hashed, is another folder, whose name the ``label`` begins. A damaged one is made
-    again.
+    Another ``identity``, which is hashed, is another folder, whose name the ``label`` begins. A
+    damaged one is made again.
     """
     folder = derived_folder(identity, label)
     if is_whole(folder):
@@ -121,9 +126,11 @@ def is_whole(folder: Path) -> bool:
 
 
 def seal(path: Path, *patterns: str) -> None:
-    """Record the SHA-256 of files of a folder, all unless patterns are given, in a hidden file of it.
+    """Record the SHA-256 of files of a folder, all unless patterns are given, in a hidden file of
+    it.
 
-    :func:`lost` then tells whether they are whole: a power cut can leave some empty, a disk can change some.
+    :func:`lost` then tells whether they are whole: a power cut can leave some empty, a disk can
+    change some.
     """
     hashes = files.hashes_of(path.parent, patterns or ("**/*",))
     hashes.pop(path.name, None)
@@ -131,7 +138,9 @@ def seal(path: Path, *patterns: str) -> None:
 
 
 def lost(path: Path, *wanted: str) -> list[Path]:
-    """What is gone or has changed since :func:`seal`, and what is wanted, sealed or not, but is not there."""
+    """What is gone or has changed since :func:`seal`, and what is wanted, sealed or not, but is not
+    there.
+    """
     folder = path.parent
     try:
         sealed = json.loads(path.read_bytes())
@@ -143,7 +152,11 @@ def lost(path: Path, *wanted: str) -> list[Path]:
         return [path]
     known = dict.fromkeys(wanted) | sealed
     there = files.hashes_of(folder, map(glob.escape, known))
-    return [folder / name for name in known if name not in there or known[name] not in (None, there[name])]
+    return [
+        folder / name
+        for name in known
+        if name not in there or known[name] not in (None, there[name])
+    ]
 
 
 # --- All of it ------------------------------------------------------------------------------------
@@ -183,7 +196,9 @@ def cleared(name: str) -> list[str]:
         try:
             files.lock_file(file, files.AT_ONCE)
         except BlockingIOError:
-            raise AnalysisError(f"another process uses what is in {home}: clear it once that has ended") from None
+            raise AnalysisError(
+                f"another process uses what is in {home}: clear it once that has ended"
+            ) from None
         left = []
         for path in sorted(home.iterdir()):
             if not KEPT.fullmatch(path.name):

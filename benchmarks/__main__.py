@@ -2,9 +2,10 @@
 
     python -m benchmarks [--pairs 5] [ROW ...]
 
-What is compared with a bare forward pass is timed twice: by the clock, in two threads, which is what a user waits for,
-and in seconds of one core, which other work on the machine disturbs less. All else is in seconds of one core, but what
-depends on workers. The table is printed, and written to ``benchmarks/results/``, a file per row.
+What is compared with a bare forward pass is timed twice: by the clock, in two threads, which is
+what a user waits for, and in seconds of one core, which other work on the machine disturbs less.
+All else is in seconds of one core, but what depends on workers. The table is printed, and written
+to ``benchmarks/results/``, a file per row.
 """
 
 import argparse
@@ -43,7 +44,9 @@ from benchmarks.rows import (
 RESULTS = Path(__file__).with_name("results")
 
 
-def pair(ours: Call, theirs: Call, pairs: int, clock: Callable[[], float] = time.process_time) -> dict[str, object]:
+def pair(
+    ours: Call, theirs: Call, pairs: int, clock: Callable[[], float] = time.process_time
+) -> dict[str, object]:
     """The ratios of two calls that take turns, after one of each that warms up."""
 
     def seconds(call: Call) -> float:
@@ -52,13 +55,20 @@ def pair(ours: Call, theirs: Call, pairs: int, clock: Callable[[], float] = time
         return clock() - started
 
     ratios = [seconds(ours) / seconds(theirs) for _ in range(pairs + 1)][1:]
-    return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios), "pairs": pairs}
+    return {
+        "median": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "pairs": pairs,
+    }
 
 
 def over_bare(
     model: Callable[[], LoadedModel], corpus: Callable[[], Corpus], metrics: str = "all"
 ) -> Callable[[int], dict]:
-    """``measure`` over a bare forward pass: by the clock in two threads, of twice the pairs, and on one core."""
+    """``measure`` over a bare forward pass: by the clock in two threads, of twice the pairs, and on
+    one core.
+    """
 
     def run(pairs: int) -> dict:
         ours, theirs = measured(model(), corpus(), metrics), bare(model(), corpus())
@@ -73,7 +83,9 @@ def over_bare(
 
 def two_workers(pairs: int) -> dict:
     model, corpus = minilm(), sentences(12_000)
-    return pair(measured(model, corpus, workers=2), measured(model, corpus), pairs, time.perf_counter)
+    return pair(
+        measured(model, corpus, workers=2), measured(model, corpus), pairs, time.perf_counter
+    )
 
 
 def memory(_: int) -> dict:
@@ -86,12 +98,15 @@ def half(pairs: int) -> dict:
     found = pair(measured(short, many()), measured(whole, many()), pairs)
     # What the processor gains by half the digits: no measurement can gain more.
     found["bare forwards"] = pair(bare(short, many()), bare(whole, many()), pairs)["median"]
-    return found | {"errors": {name: round(error, 4) for name, error in errors(short, whole, many()).items()}}
+    return found | {
+        "errors": {name: round(error, 4) for name, error in errors(short, whole, many()).items()}
+    }
 
 
 def without_a_library(pairs: int) -> dict:
     found = pair(measured(minilm(), many()), by_hand(minilm(), many()), pairs)
-    # What the model alone takes, with fused attention and little padding: no measurement can take less.
+    # What the model alone takes, with fused attention and little padding: no measurement can take
+    # less.
     found["bare forwards"] = pair(bare(minilm(), many()), by_hand(minilm(), many()), 1)["median"]
     return found
 
@@ -105,13 +120,20 @@ def beside(library: str) -> Callable[[int], dict]:
         except ModuleNotFoundError as error:
             raise SystemExit(f"{error.name} is not installed: pip install {error.name}") from None
         ours, theirs = added_memory("", 200), added_memory(library, 200)
-        return found | {"memory": ours / theirs, "MiB": round(ours), "MiB of the other": round(theirs)}
+        return found | {
+            "memory": ours / theirs,
+            "MiB": round(ours),
+            "MiB of the other": round(theirs),
+        }
 
     return run
 
 
 def disk(_: int) -> dict:
-    return {"median": left_on_disk(1100), "MB when a minute has passed": round(left_on_disk(1100, 0), 1)}
+    return {
+        "median": left_on_disk(1100),
+        "MB when a minute has passed": round(left_on_disk(1100, 0), 1),
+    }
 
 
 minilm, smollm2 = partial(load_model, "minilm"), partial(load_model, "smollm2-135m")
@@ -125,7 +147,12 @@ ROWS = {
         1.08,
         over_bare(minilm, many, WITHOUT_ATTENTION),
     ),
-    "long": ("all tables, MiniLM, articles", "bare forward", 1.35, over_bare(minilm, partial(long_texts, 40))),
+    "long": (
+        "all tables, MiniLM, articles",
+        "bare forward",
+        1.35,
+        over_bare(minilm, partial(long_texts, 40)),
+    ),
     "base": (
         "all tables, BERT of base size, sentences",
         "bare forward",
@@ -171,8 +198,12 @@ ROWS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split("\n")[0])
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"some of {', '.join(ROWS)} (default: all)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help=f"some of {', '.join(ROWS)} (default: all)"
+    )
     parser.add_argument("--pairs", type=int, default=5, help="pairs of calls (default 5)")
     options = parser.parse_args()
     if unknown := [name for name in options.rows if name not in ROWS]:
@@ -183,11 +214,20 @@ def main() -> None:
     for name in options.rows or ROWS:
         ours, theirs, wanted, run = ROWS[name]
         found = run(options.pairs)
-        found = {key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()}
+        found = {
+            key: round(value, 3) if isinstance(value, float) else value
+            for key, value in found.items()
+        }
         spread = f" ({found['least']:.2f} to {found['most']:.2f})" if "least" in found else ""
         spread += f", {found['one core']:.2f} on one core" if "one core" in found else ""
         print(f"| {ours} | {theirs} | {found['median']:.2f}{spread} | {wanted:.2f} |", flush=True)
-        record = {"ours": ours, "against": theirs, "at most": round(wanted, 3), **found, "machine": machine}
+        record = {
+            "ours": ours,
+            "against": theirs,
+            "at most": round(wanted, 3),
+            **found,
+            "machine": machine,
+        }
         (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

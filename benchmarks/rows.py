@@ -24,11 +24,15 @@ from analysis_lib.models.folders import located
 from analysis_lib.models.tokenization import encoded
 
 Call = Callable[[], object]
-WITHOUT_ATTENTION = "anisotropy,mean_vector,utterance_similarity,qk_alignment,head_means,dimension_means"
+WITHOUT_ATTENTION = (
+    "anisotropy,mean_vector,utterance_similarity,qk_alignment,head_means,dimension_means"
+)
 
 
 def sentences(count: int) -> Corpus:
-    """Sentences of the bundled corpora of some 16 tokens, shuffled, so that any number of them is a fair sample."""
+    """Sentences of the bundled corpora of some 16 tokens, shuffled, so that any number of them is a
+    fair sample.
+    """
     texts = [text for name in ("wikipedia", "news", "reviews") for text in load_corpus(name).texts]
     texts = [text for text in texts if 6 <= len(text.split()) <= 18]
     order = np.random.default_rng(0).permutation(len(texts))
@@ -43,10 +47,14 @@ def long_texts(count: int) -> Corpus:
 
 
 def bert_base() -> LoadedModel:
-    """BERT of the base size, 12 blocks of width 768, with random weights: its cost does not depend on them."""
+    """BERT of the base size, 12 blocks of width 768, with random weights: its cost does not depend
+    on them.
+    """
     minilm = load_model("minilm")
     with tempfile.TemporaryDirectory() as folder:
-        transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False).save_pretrained(folder)
+        transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False).save_pretrained(
+            folder
+        )
         minilm.processor.save_pretrained(folder)
         return load_model(folder)
 
@@ -60,7 +68,9 @@ def full_batches(model: LoadedModel, corpus: Corpus) -> list[Batch]:
 
 
 def bare(model: LoadedModel, corpus: Corpus) -> Call:
-    """A forward pass with the fused attention of transformers, in full batches of texts of similar length."""
+    """A forward pass with the fused attention of transformers, in full batches of texts of similar
+    length.
+    """
     batches = full_batches(model, corpus)
 
     def run() -> None:
@@ -84,13 +94,22 @@ def measured(model: LoadedModel, corpus: Corpus, metrics: str = "all", **setting
 
 def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
     """All tables of a BERT, without intervals, as a user would write them: keep all, then numpy."""
-    blocks, keep, kept = [block.attention.self for block in model.model.encoder.layer], {}, defaultdict(list)
-    heads, weights = blocks[0].num_attention_heads, [block.key.weight.detach().double().numpy() for block in blocks]
+    blocks, keep, kept = (
+        [block.attention.self for block in model.model.encoder.layer],
+        {},
+        defaultdict(list),
+    )
+    heads, weights = (
+        blocks[0].num_attention_heads,
+        [block.key.weight.detach().double().numpy() for block in blocks],
+    )
 
     def forward() -> None:
         model.model.set_attn_implementation("eager")
         handles = [
-            getattr(block, space).register_forward_hook(lambda *call, at=(space, layer): keep.update({at: call[-1]}))
+            getattr(block, space).register_forward_hook(
+                lambda *call, at=(space, layer): keep.update({at: call[-1]})
+            )
             for layer, block in enumerate(blocks, 1)
             for space in ("query", "key", "value")
         ]
@@ -99,18 +118,28 @@ def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
             for start in range(0, len(corpus), 32):
                 texts = corpus.texts[start : start + 32]
                 inputs = model.tokenizer(
-                    texts, padding=True, truncation=True, return_tensors="pt", return_special_tokens_mask=True
+                    texts,
+                    padding=True,
+                    truncation=True,
+                    return_tensors="pt",
+                    return_special_tokens_mask=True,
                 )
-                types = model.token_types(inputs["input_ids"], inputs.pop("special_tokens_mask").bool())
+                types = model.token_types(
+                    inputs["input_ids"], inputs.pop("special_tokens_mask").bool()
+                )
                 output = model.model(**inputs, output_hidden_states=True, output_attentions=True)
-                keep.update({("hidden", layer): values for layer, values in enumerate(output.hidden_states)})
+                keep.update(
+                    {("hidden", layer): values for layer, values in enumerate(output.hidden_states)}
+                )
                 for i, mask in enumerate(inputs["attention_mask"].bool()):
                     kept["types"].append(types[i, mask].numpy())
                     for at, values in keep.items():
                         split = values.unflatten(-1, (1 if at[0] == "hidden" else heads, -1))
                         kept[at].append(split[i, mask].double().numpy())
                     for layer, values in enumerate(output.attentions, 1):
-                        kept["weights", layer].append(values[i][:, mask][:, :, mask].double().numpy())
+                        kept["weights", layer].append(
+                            values[i][:, mask][:, :, mask].double().numpy()
+                        )
         for handle in handles:
             handle.remove()
         model.model.set_attn_implementation("sdpa")
@@ -122,7 +151,9 @@ def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
         for at in [at for at in kept if at[0] in ("hidden", "query", "key", "value")]:
             vectors = np.concatenate(kept[at])
             unit = [text / np.linalg.norm(text, axis=-1, keepdims=True) for text in kept[at]]
-            found["anisotropy", *at] = mean_pair_cosine(np.concatenate(unit).sum(0), np.array(len(vectors)))
+            found["anisotropy", *at] = mean_pair_cosine(
+                np.concatenate(unit).sum(0), np.array(len(vectors))
+            )
             found["utterance_similarity", *at] = np.mean(
                 [mean_pair_cosine(text.sum(0), np.array(len(text))) for text in unit], 0
             )
@@ -134,7 +165,9 @@ def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
             query, key = found["head_means", "query", layer], found["head_means", "key", layer]
             found["qk_alignment", layer] = (query * key).sum(-1)
             rows = kept["weights", layer]
-            entropies = [-(text * np.log(np.where(text > 0, text, 1))).sum(-1).sum(-1) for text in rows]
+            entropies = [
+                -(text * np.log(np.where(text > 0, text, 1))).sum(-1).sum(-1) for text in rows
+            ]
             found["attention_entropy", layer] = sum(entropies)
             weight = weight.reshape(heads, -1, weight.shape[-1])
             texts = zip(rows, kept["query", layer], kept["hidden", layer - 1], types, strict=True)
@@ -155,7 +188,8 @@ def collected(model: LoadedModel, corpus: Corpus, forward: Callable[[dict], dict
     The batches are ours, by length, and so is the closed form: what differs is the collecting.
 
     Args:
-        forward: the vectors, of shape utterance x token x ..., of a batch's inputs, by space and layer.
+        forward: the vectors, of shape utterance x token x ..., of a batch's inputs, by space and
+            layer.
     """
     batches = full_batches(model, corpus)
 
@@ -164,7 +198,11 @@ def collected(model: LoadedModel, corpus: Corpus, forward: Callable[[dict], dict
         for batch in batches:
             mask = batch.inputs["attention_mask"].bool()
             for place, vectors in forward(batch.inputs).items():
-                found[place].append(vectors[mask].flatten(1, -2) if vectors.dim() > 3 else vectors[mask].unsqueeze(1))
+                found[place].append(
+                    vectors[mask].flatten(1, -2)
+                    if vectors.dim() > 3
+                    else vectors[mask].unsqueeze(1)
+                )
         return {place: mean_cosine(torch.cat(vectors).double()) for place, vectors in found.items()}
 
     return run
@@ -192,7 +230,8 @@ def with_nnsight(model: LoadedModel) -> Callable[[dict], dict]:
                 found["value", layer] = block.self_attn.v_proj.output.save()
                 found["hidden", layer] = block.output.save()
         return {
-            at: vectors if at[0] == "hidden" else vectors.unflatten(-1, (-1, width)) for at, vectors in found.items()
+            at: vectors if at[0] == "hidden" else vectors.unflatten(-1, (-1, width))
+            for at, vectors in found.items()
         }
 
     return forward
@@ -203,13 +242,24 @@ def with_transformer_lens(model: LoadedModel) -> Callable[[dict], dict]:
     from transformer_lens.model_bridge import TransformerBridge
 
     folder, _ = located(model.name, None)
-    bridge = TransformerBridge.boot_transformers(str(folder), device="cpu", tokenizer=model.tokenizer)
-    ends = {"hook_resid_post": "hidden", "hook_rot_q": "query", "hook_rot_k": "key", "attn.hook_v": "value"}
+    bridge = TransformerBridge.boot_transformers(
+        str(folder), device="cpu", tokenizer=model.tokenizer
+    )
+    ends = {
+        "hook_resid_post": "hidden",
+        "hook_rot_q": "query",
+        "hook_rot_k": "key",
+        "attn.hook_v": "value",
+    }
 
     def forward(inputs: dict) -> dict:
         with torch.inference_mode():
-            _, cache = bridge.run_with_cache(inputs["input_ids"], names_filter=lambda name: name.endswith((*ends,)))
-        at = {name: next(space for end, space in ends.items() if name.endswith(end)) for name in cache}
+            _, cache = bridge.run_with_cache(
+                inputs["input_ids"], names_filter=lambda name: name.endswith((*ends,))
+            )
+        at = {
+            name: next(space for end, space in ends.items() if name.endswith(end)) for name in cache
+        }
         return {(space, int(name.split(".")[1]) + 1): cache[name] for name, space in at.items()}
 
     return forward
@@ -219,7 +269,9 @@ OTHERS = {"nnsight": with_nnsight, "transformer-lens": with_transformer_lens}
 
 
 def cosines(library: str, count: int) -> Call:
-    """The average cosines of SmolLM2 on so many sentences, with another library, or ours where there is none."""
+    """The average cosines of SmolLM2 on so many sentences, with another library, or ours where
+    there is none.
+    """
     model, corpus = load_model("smollm2-135m"), sentences(count)
     if not library:
         return measured(model, corpus, "anisotropy")
@@ -227,7 +279,9 @@ def cosines(library: str, count: int) -> Call:
 
 
 def added_memory(library: str, count: int) -> float:
-    """By how much, in MiB, the memory of a process grows while it computes :func:`cosines`, at most."""
+    """By how much, in MiB, the memory of a process grows while it computes :func:`cosines`, at
+    most.
+    """
     code = f"""
 import torch
 from pathlib import Path
@@ -248,17 +302,23 @@ print(peak() - before)
 def printed(code: str) -> float:
     """The last number that a process prints which runs some code."""
     command = [sys.executable, "-c", code]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return float(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+    )
 
 
 def errors(model: LoadedModel, exact: LoadedModel, corpus: Corpus) -> dict[str, float]:
-    """By table and column, the largest difference between two models, over the column's root mean square."""
+    """By table and column, the largest difference between two models, over the column's root mean
+    square.
+    """
     found = {}
     ours, theirs = (measure(one, corpus, progress=False) for one in (model, exact))
     for name in set(ours) - {"outlier_dimensions"}:  # Whose rows differ.
         for column in ours[name].select_dtypes("float64"):
             one, other = ours[name][column].to_numpy(), theirs[name][column].to_numpy()
-            found[f"{name}.{column}"] = float(np.nanmax(abs(one - other)) / np.sqrt(np.nanmean(other**2)))
+            found[f"{name}.{column}"] = float(
+                np.nanmax(abs(one - other)) / np.sqrt(np.nanmean(other**2))
+            )
     return dict(sorted(found.items()))
 
 
@@ -274,7 +334,9 @@ def tables_again(model: LoadedModel, corpus: Corpus) -> Call:
 
 
 def peak_memory(count: int) -> float:
-    """The peak resident set, in MiB, of a process that measures so many sentences, which a program gives one by one."""
+    """The peak resident set, in MiB, of a process that measures so many sentences, which a program
+    gives one by one.
+    """
     code = "from benchmarks import rows; texts = rows.sentences(2000).texts; "
     code += f"corpus = rows.load_corpus(texts[i % 2000] for i in range({count})); "
     code += "rows.measured(rows.load_model('minilm'), corpus)(); "

@@ -13,7 +13,9 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def tokens_of(types: list[list[int]], groups: list[int] | None = None, special_tokens: bool = True) -> Tokens:
+def tokens_of(
+    types: list[list[int]], groups: list[int] | None = None, special_tokens: bool = True
+) -> Tokens:
     """Utterances given by the types of their tokens."""
     longest = max(map(len, types))
     mask = torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in types])
@@ -25,11 +27,15 @@ def tokens_of(types: list[list[int]], groups: list[int] | None = None, special_t
 def activations_of(
     utterances: list[np.ndarray], space: str = "hidden", groups: list[int] | None = None, types=None
 ) -> Activations:
-    """Layer 1 of a batch in which the given vectors (tokens x dim, or heads x tokens x dim) are those of ``space``."""
+    """Layer 1 of a batch in which the given vectors (tokens x dim, or heads x tokens x dim) are
+    those of ``space``.
+    """
     stacked = [vectors if vectors.ndim == 3 else vectors[None] for vectors in utterances]
     types = types or [[OTHER] * vectors.shape[1] for vectors in stacked]
     tokens = tokens_of(types, groups)
-    values = torch.full((len(stacked), stacked[0].shape[0], tokens.mask.shape[1], stacked[0].shape[2]), 1e3).double()
+    values = torch.full(
+        (len(stacked), stacked[0].shape[0], tokens.mask.shape[1], stacked[0].shape[2]), 1e3
+    ).double()
     for i, vectors in enumerate(stacked):
         values[i, :, : vectors.shape[1]] = torch.as_tensor(vectors)
     return Activations(1, "blocks", "layer.0", tokens, {space: Vectors(values, tokens)})

@@ -18,7 +18,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The pages of the site come first, as nothing takes longer; what else needs it comes late, lest it wait for them.
+    """The pages of the site come first, as nothing takes longer; what else needs it comes late,
+    lest it wait for them.
 
     Modules of a few tests are last, so that all processes end at once.
     """

@@ -1,4 +1,6 @@
-"""Processes that start in a moment: copies of one that has imported the library and Dask, as kernels of a book are."""
+"""Processes that start in a moment: copies of one that has imported the library and Dask, as
+kernels of a book are.
+"""
 
 import os
 import sys
@@ -7,7 +9,11 @@ from types import ModuleType
 
 from analysis_book.build.kernels import IMPORTED, start_server
 
-DASK = ["analysis_lib.measurement.execution", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"]
+DASK = [
+    "analysis_lib.measurement.execution",
+    "distributed.cli.dask_scheduler",
+    "distributed.cli.dask_worker",
+]
 
 
 class Copy(ForkServerProcess):
@@ -53,7 +59,9 @@ def _dask(*arguments: str) -> None:
     from dask.cli import run_cli
 
     # Like one that was started elsewhere, it finds no module of the tests.
-    sys.path[:] = [folder for folder in sys.path if not folder.startswith(os.path.dirname(__file__))]
+    sys.path[:] = [
+        folder for folder in sys.path if not folder.startswith(os.path.dirname(__file__))
+    ]
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silent, stream)

@@ -1,6 +1,8 @@
-"""The command line, as a process that stops itself once it has kept the first shard, and goes on when it is continued.
+"""The command line, as a process that stops itself once it has kept the first shard, and goes on
+when it is continued.
 
-Whatever is done to it then is done half-way, however fast it is and however slow those who wait for it.
+Whatever is done to it then is done half-way, however fast it is and however slow those who wait for
+it.
 """
 
 import os

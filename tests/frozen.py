@@ -1,9 +1,11 @@
 """Whether a refactor left every number alone, to the byte; not part of the suite.
 
     python tests/frozen.py before.json      # on the commit before; some ten minutes
-    python tests/frozen.py after.json before.json   # after: lists what differs, status 1 if anything does
+    python tests/frozen.py after.json before.json   # after: lists what differs, status 1 if
+    anything does
 
-Bytes are those of one machine and one version of each library: write both files on the same machine.
+Bytes are those of one machine and one version of each library: write both files on the same
+machine.
 """
 
 import hashlib
@@ -46,7 +48,16 @@ STATISTICS = {
     "contribution": lambda t: t["score_contributions"]["contribution"].abs().max(),
 }
 # What is not of the machine or the file that the model lies in.
-GEOMETRY = ("kind", "texts", "tokens", "left_out", "layers", "outlier_dimensions", "sinks", "spikes")
+GEOMETRY = (
+    "kind",
+    "texts",
+    "tokens",
+    "left_out",
+    "layers",
+    "outlier_dimensions",
+    "sinks",
+    "spikes",
+)
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -79,7 +90,9 @@ def hashes(tables: Tables) -> Iterator[tuple[str, str]]:
 
 
 def measurements() -> Iterator[tuple[str, Tables]]:
-    """Every tiny architecture in two precisions, real models, interventions, and vectors that are given."""
+    """Every tiny architecture in two precisions, real models, interventions, and vectors that are
+    given.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for name in tiny.EVERY_ARCHITECTURE:
             path = tiny.save(Path(folder) / name, name)

@@ -1,4 +1,6 @@
-"""Fixtures that more than one test module uses, and what each process that runs tests does before it reads them."""
+"""Fixtures that more than one test module uses, and what each process that runs tests does before
+it reads them.
+"""
 
 import csv
 import functools
@@ -32,20 +34,23 @@ from transformers import CanineTokenizer
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-# Shapes and types in the annotations of the numerical modules are enforced while tests run. The accumulator
-# has no shapes, and beartype reads its `Self` only in a decorated class.
+# Shapes and types in the annotations of the numerical modules are enforced while tests run. The
+# accumulator has no shapes, and beartype reads its `Self` only in a decorated class.
 KERNELS = [
     "models.loaded",
     "capture",
     *(f"metrics.{path.stem}" for path in ROOT.glob("analysis_lib/metrics/[!_]*.py")),
 ]
 KERNELS.remove("metrics.accumulator")
-# What they import is compiled anew below, as the hook has caches of its own: not so what is there before.
+# What they import is compiled anew below, as the hook has caches of its own: not so what is there
+# before.
 for module in ("scipy.stats", "transformers.modeling_utils"):
     importlib.import_module(module)
 with (
     mock.patch.object(jaxtyping, "jaxtyped", typed.jaxtyped),
-    jaxtyping.install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "typed.checked"),
+    jaxtyping.install_import_hook(
+        [f"analysis_lib.{module}" for module in KERNELS], "typed.checked"
+    ),
 ):
     for module in KERNELS:
         importlib.import_module(f"analysis_lib.{module}")
@@ -59,8 +64,11 @@ from analysis_lib import LoadedModel, load_corpus, load_model  # noqa: E402
 from analysis_lib.capture import checked_pass  # noqa: E402
 from analysis_lib.measurement import interventions, processes, shards, stored  # noqa: E402
 
-# It has no annotations to check, and a pass in float64 calls it for each operation: the check was half the cost of one.
-checked_pass._DoublePrecision.__torch_function__ = inspect.unwrap(checked_pass._DoublePrecision.__torch_function__)
+# It has no annotations to check, and a pass in float64 calls it for each operation: the check was
+# half the cost of one.
+checked_pass._DoublePrecision.__torch_function__ = inspect.unwrap(
+    checked_pass._DoublePrecision.__torch_function__
+)
 
 # Whenever one is loaded, it writes a table of a million characters out several times.
 _characters = functools.cache(lambda count: {chr(place): place for place in range(count)})
@@ -113,7 +121,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "_config.yml"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", source, source], check=True)
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", source, source], check=True
+    )
     (made,) = source.glob("*.whl")
     return made
 
@@ -124,7 +134,11 @@ def yelphat(tmp_path) -> Path:
     folder = tmp_path / "corpora" / "yelphat"
     folder.mkdir(parents=True)
     for part in (1, 6, 7, 8):
-        lines = [f'"{word} {part}, {n}",{label}' for n in range(3) for label, word in enumerate(("good", "bad"))]
+        lines = [
+            f'"{word} {part}, {n}",{label}'
+            for n in range(3)
+            for label, word in enumerate(("good", "bad"))
+        ]
         (folder / f"yelphat_part{part}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
     return folder
 
@@ -155,7 +169,9 @@ def sentences() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A function that gives the folder of a tiny random model of an architecture of ``tiny.ARCHITECTURES``."""
+    """A function that gives the folder of a tiny random model of an architecture of
+    ``tiny.ARCHITECTURES``.
+    """
     saved: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
@@ -179,7 +195,9 @@ def cluster() -> Iterator[LocalCluster]:
     copies.context()
     with (
         dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        ) as cluster,
     ):
         yield cluster
 
@@ -207,7 +225,9 @@ def page(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture
 def small_shards(monkeypatch) -> int:
-    """So many texts make a shard, what is done is kept at once, and what an intervention needs is gathered anew."""
+    """So many texts make a shard, what is done is kept at once, and what an intervention needs is
+    gathered anew.
+    """
     monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 8)
     monkeypatch.setattr(stored, "SECONDS_AT_RISK", 0)
     monkeypatch.setattr(interventions, "_latest", {})

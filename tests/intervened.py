@@ -1,7 +1,8 @@
-"""An independent reference for interventions: plain models, one text at a time, in float64, with eager attention.
+"""An independent reference for interventions: plain models, one text at a time, in float64, with
+eager attention.
 
-What is seen or changed at a site is given to a function by hooks of PyTorch and by a wrapper around the eager attention
-of the architecture. Of the library, nothing is used.
+What is seen or changed at a site is given to a function by hooks of PyTorch and by a wrapper around
+the eager attention of the architecture. Of the library, nothing is used.
 """
 
 import functools
@@ -17,7 +18,8 @@ import torch
 from reference import DoublePrecision
 from torch import Tensor, nn
 
-# By architecture: the blocks of each stack, the attention of a block, and its projections of queries, keys and values.
+# By architecture: the blocks of each stack, the attention of a block, and its projections of
+# queries, keys and values.
 PLACES = {
     "bert": (["encoder.layer"], "attention.self", ("query", "key", "value")),
     "gpt2": (["h"], "attn", "c_attn"),
@@ -30,13 +32,16 @@ PLACES = {
 }
 SPACES = ("query", "key", "value")
 TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
-# Is given a site, a layer, and the vectors there, token x width or head x token x dim; gives others, or None.
+# Is given a site, a layer, and the vectors there, token x width or head x token x dim; gives
+# others, or None.
 Visit = Callable[[str, int, Tensor], Tensor | None]
 
 
 @dataclass
 class Ran:
-    """What a text became: hidden states and weights by layer, and the type of each token by layer."""
+    """What a text became: hidden states and weights by layer, and the type of each token by
+    layer.
+    """
 
     hidden: dict[int, Tensor] = field(default_factory=dict)
     weights: dict[int, Tensor] = field(default_factory=dict)
@@ -65,10 +70,14 @@ class Plain:
         types = [self._types(ids[0].tolist())]
         given = {name: given[name] for name in ("input_ids", "attention_mask")}
         if len(self.stacks) == 2:
-            shifted = torch.cat([torch.tensor([[self.model.config.decoder_start_token_id]]), ids[:, :-1]], 1)
+            shifted = torch.cat(
+                [torch.tensor([[self.model.config.decoder_start_token_id]]), ids[:, :-1]], 1
+            )
             given["decoder_input_ids"] = shifted
             types.append(["first", *self._types([-1, *shifted[0, 1:].tolist()])[1:]])
-        return given | ({} if self.model.config.model_type in ("bert", "mpnet") else {"use_cache": False}), types
+        return given | (
+            {} if self.model.config.model_type in ("bert", "mpnet") else {"use_cache": False}
+        ), types
 
     def _types(self, ids: list[int]) -> list[str]:
         words = self.reads
@@ -82,7 +91,11 @@ class Plain:
                 found.append("cls")
             elif place == 0:
                 found.append("first")
-            elif place == len(ids) - 1 and one in ends and self.model.config.model_type in ("bert", "mpnet", "t5"):
+            elif (
+                place == len(ids) - 1
+                and one in ends
+                and self.model.config.model_type in ("bert", "mpnet", "t5")
+            ):
                 found.append("sep")
             else:
                 found.append("punct" if words.decode([one]).strip() in (",", ".") else "other")
@@ -97,7 +110,9 @@ class Plain:
         with torch.no_grad(), DoublePrecision(), self._visited(visit, found):
             wanted = {"output_attentions": True} if self.model.config.model_type == "mpnet" else {}
             output = self.model(**given, **wanted)
-            found.weights |= dict(enumerate((w[0] for w in output.get("attentions") or ()), 1)) if wanted else {}
+            found.weights |= (
+                dict(enumerate((w[0] for w in output.get("attentions") or ()), 1)) if wanted else {}
+            )
         return found
 
     @contextmanager
@@ -111,7 +126,9 @@ class Plain:
             _in_call(lambda x: found.hidden.update({layer: x[0]}) or x, args, kwargs)
             return args, kwargs
 
-        def end(layer: int, _module: nn.Module, _args: tuple, output: Tensor | tuple) -> Tensor | tuple:
+        def end(
+            layer: int, _module: nn.Module, _args: tuple, output: Tensor | tuple
+        ) -> Tensor | tuple:
             hidden = output if isinstance(output, Tensor) else output[0]
             found.hidden[layer] = (new := ask("residual", layer, hidden))[0]
             return new if isinstance(output, Tensor) else (new, *output[1:])
@@ -130,7 +147,11 @@ class Plain:
         numbers = {}
         with ExitStack() as handles:
             for first, blocks in self.stacks:
-                hooks = [blocks[0].register_forward_pre_hook(functools.partial(begin, first), with_kwargs=True)]
+                hooks = [
+                    blocks[0].register_forward_pre_hook(
+                        functools.partial(begin, first), with_kwargs=True
+                    )
+                ]
                 for layer, block in enumerate(blocks, first + 1):
                     attention = block.get_submodule(self.path)
                     numbers[attention] = layer
@@ -144,12 +165,24 @@ class Plain:
                     for space, name in zip(SPACES, self.names, strict=True):
                         side = functools.partial(ask, f"{space}_side", layer)
                         one = attention.get_submodule(name)
-                        hooks.append(one.register_forward_pre_hook(lambda _, args, side=side: (side(args[0]),)))
+                        hooks.append(
+                            one.register_forward_pre_hook(
+                                lambda _, args, side=side: (side(args[0]),)
+                            )
+                        )
                 for hook in hooks:
                     handles.callback(hook.remove)
             eager = getattr(self.module, "eager_attention_forward", None)
 
-            def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, *more, **given):
+            def attend(
+                module: nn.Module,
+                query: Tensor,
+                key: Tensor,
+                value: Tensor,
+                mask: object,
+                *more,
+                **given,
+            ):
                 if (layer := numbers.get(module)) is None:
                     return eager(module, query, key, value, mask, *more, **given)
                 parts = zip(SPACES, (query, key, value), strict=True)
@@ -157,7 +190,11 @@ class Plain:
                 hidden = visit("weights", layer, key[0])
                 if hidden is not None:
                     count = query.shape[2], key.shape[2]
-                    before = torch.zeros(1, 1, *count, dtype=query.dtype) if mask is None else mask.expand(1, 1, *count)
+                    before = (
+                        torch.zeros(1, 1, *count, dtype=query.dtype)
+                        if mask is None
+                        else mask.expand(1, 1, *count)
+                    )
                     seen = before > torch.finfo(before.dtype).min / 2
                     left = seen & ~hidden
                     mask = before.masked_fill(seen & ~left & left.any(-1, keepdim=True), -math.inf)
@@ -166,7 +203,9 @@ class Plain:
                 return output, weights
 
             if eager is not None:
-                handles.enter_context(mock.patch.object(self.module, "eager_attention_forward", attend))
+                handles.enter_context(
+                    mock.patch.object(self.module, "eager_attention_forward", attend)
+                )
             yield
 
 
@@ -192,28 +231,40 @@ class Arm:
 
     def _see(self, types: list[list[str]], site: str, layer: int, values: Tensor) -> None:
         if site == self.replace.where:
-            self.seen.setdefault(layer, []).append(values if values.dim() == 3 else values.unsqueeze(0))
+            self.seen.setdefault(layer, []).append(
+                values if values.dim() == 3 else values.unsqueeze(0)
+            )
             self.types.setdefault(layer, []).extend(self.plain.types_of(layer, types))
 
     def ran(self, replace: object = None) -> list[Ran]:
         """What each text becomes; of another intervention at the same site, if one is given."""
         self.replace = replace or self.replace
-        return [self.plain.run(given, functools.partial(self._change, types)) for given, types in self.given]
+        return [
+            self.plain.run(given, functools.partial(self._change, types))
+            for given, types in self.given
+        ]
 
-    def _change(self, types: list[list[str]], site: str, layer: int, values: Tensor) -> Tensor | None:
+    def _change(
+        self, types: list[list[str]], site: str, layer: int, values: Tensor
+    ) -> Tensor | None:
         replace = self.replace
         if site != replace.where or (replace.layers is not None and layer not in replace.layers):
             return None
         types = self.plain.types_of(layer, types)
         wanted = replace.tokens or TYPES
         chosen = torch.tensor(
-            [kind in wanted or (place == 0 and "first" in wanted) for place, kind in enumerate(types)]
+            [
+                kind in wanted or (place == 0 and "first" in wanted)
+                for place, kind in enumerate(types)
+            ]
         )
         if site == "weights":
             return chosen
         every = torch.cat(self.seen[layer], 1)
         heads = values if values.dim() == 3 else values.unsqueeze(0)
-        found = torch.stack([self._changed(layer, *pair, types) for pair in zip(heads, every, strict=True)])
+        found = torch.stack(
+            [self._changed(layer, *pair, types) for pair in zip(heads, every, strict=True)]
+        )
         found = torch.where(chosen[:, None], found, heads)
         return found if values.dim() == 3 else found[0]
 
@@ -231,9 +282,14 @@ class Arm:
         elif replace.directions is not None:
             basis = torch.linalg.qr(torch.tensor(replace.directions, dtype=every.dtype).T)[0].T
         if replace.by == "type_mean":
-            of_type = {kind: every[[other == kind for other in self.types[layer]]].mean(0) for kind in {*types}}
+            of_type = {
+                kind: every[[other == kind for other in self.types[layer]]].mean(0)
+                for kind in {*types}
+            }
             new = torch.stack([of_type[kind] for kind in types])
         else:
-            new = {"zero": 0 * values, "mean": mean.expand_as(values), "centre": values - mean}[replace.by]
+            new = {"zero": 0 * values, "mean": mean.expand_as(values), "centre": values - mean}[
+                replace.by
+            ]
         moved = (new - values) @ basis.T @ basis
         return new - moved if replace.but else values + moved

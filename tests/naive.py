@@ -1,8 +1,10 @@
-"""A naive reference for any model: as its documentation runs it, one input at a time, eagerly, in float64.
+"""A naive reference for any model: as its documentation runs it, one input at a time, eagerly, in
+float64.
 
-Queries, keys, values and weights are those of the model's own eager attention; hidden states are what
-``output_hidden_states`` gives; every pair is formed; the contribution of a dimension is its value times the derivative
-of the scores, by autograd. Of the library it takes the path of the projection of keys alone, which it thereby tests.
+Queries, keys, values and weights are those of the model's own eager attention; hidden states are
+what ``output_hidden_states`` gives; every pair is formed; the contribution of a dimension is its
+value times the derivative of the scores, by autograd. Of the library it takes the path of the
+projection of keys alone, which it thereby tests.
 """
 
 import contextlib
@@ -26,7 +28,9 @@ CROSS = ("encoder_attn", "cross", "EncDec", "encdec", "crossattention", "encoder
 
 @dataclass
 class Attended:
-    """One call of eager attention, without its utterance axis: head x token x dim, head x query x key."""
+    """One call of eager attention, without its utterance axis: head x token x dim, head x query x
+    key.
+    """
 
     query: np.ndarray
     key: np.ndarray
@@ -34,7 +38,9 @@ class Attended:
     weights: np.ndarray
     pairs: int  # of a query and a key that it sees
     sink: np.ndarray | None
-    contributions: np.ndarray | None  # head x key x dimension, summed over the queries that see the key
+    contributions: (
+        np.ndarray | None
+    )  # head x key x dimension, summed over the queries that see the key
 
 
 @dataclass
@@ -42,9 +48,9 @@ class Text:
     """What a model makes of a text.
 
     Attributes:
-        hidden: what ``output_hidden_states`` gives: of each stack, what its first block reads, and what each block
-            gives, but for the last one, after which a norm may follow. Where it gives those of stages, or leaves the
-            first out, what blocks were seen to read and give.
+        hidden: what ``output_hidden_states`` gives: of each stack, what its first block reads, and
+            what each block gives, but for the last one, after which a norm may follow. Where it
+            gives those of stages, or leaves the first out, what blocks were seen to read and give.
         attended: the self-attentions, in order, and then the attentions of a decoder to an encoder.
     """
 
@@ -76,31 +82,50 @@ def read(
     Args:
         model: as of :func:`in_double`.
         inputs: what its tokenizer gives.
-        projections: by the path of an attention module, the paths below it of the projection of its keys and of their
-            norm, for contributions.
+        projections: by the path of an attention module, the paths below it of the projection of its
+            keys and of their norm, for contributions.
         blocks: those of one stack.
-        real: True at the vectors that count where a model also attends to padding, which nothing masks.
-        own: whether some modules compute attention by themselves: weights then are what ``output_attentions`` gives.
+        real: True at the vectors that count where a model also attends to padding, which nothing
+            masks.
+        own: whether some modules compute attention by themselves: weights then are what
+            ``output_attentions`` gives.
     """
     found, given, seen = Text(), dict(inputs), []
-    hooks = [block.register_forward_hook(partial(_seen, seen), with_kwargs=True) for block in blocks]
+    hooks = [
+        block.register_forward_hook(partial(_seen, seen), with_kwargs=True) for block in blocks
+    ]
     if getattr(model.config, "is_encoder_decoder", False) and "input_ids" in given:
-        ids, start = given["input_ids"].roll(1, 1), getattr(model.config, "decoder_start_token_id", None)
+        ids, start = (
+            given["input_ids"].roll(1, 1),
+            getattr(model.config, "decoder_start_token_id", None),
+        )
         if start is not None:
             ids[:, 0] = start
         given["decoder_input_ids"] = ids
     products = _Products()
-    with DoublePrecision(), _recorded(model, projections) as calls, products if own else contextlib.nullcontext():
+    with (
+        DoublePrecision(),
+        _recorded(model, projections) as calls,
+        products if own else contextlib.nullcontext(),
+    ):
         cache = {"use_cache": False} if "input_ids" in given else {}
         asked = {"output_hidden_states": True, **({"output_attentions": True} if own else {})}
         output = model(**given, **asked, **cache)
     for hook in hooks:
         hook.remove()
-    stacks = ("encoder_hidden_states", "decoder_hidden_states") if "decoder_input_ids" in given else ("hidden_states",)
+    stacks = (
+        ("encoder_hidden_states", "decoder_hidden_states")
+        if "decoder_input_ids" in given
+        else ("hidden_states",)
+    )
     for name in stacks:
         # These give nothing of what their first block reads.
         late = model.config.model_type in ("mamba", "mamba2", "falcon_mamba")
-        found.hidden += [None] * late + [layer[0].detach().numpy() for layer in output[name][:-1]] + [None] * (not late)
+        found.hidden += (
+            [None] * late
+            + [layer[0].detach().numpy() for layer in output[name][:-1]]
+            + [None] * (not late)
+        )
     first = seen[0][0] if seen else None
     if seen and (len(found.hidden) != len(seen) + 1 or not np.array_equal(first, found.hidden[0])):
         found.hidden = [first, *(gave for _, gave in seen)]
@@ -108,16 +133,23 @@ def read(
     kept = given.get("attention_mask")
     if "input_ids" not in given and kept is not None and kept.shape[1] == found.hidden[0].shape[0]:
         # What pads a spectrogram is no vector.
-        found.hidden = [layer if layer is None else layer[kept[0].bool().numpy()] for layer in found.hidden]
-        calls = [(*call[:5], (call[5] > 0) & kept.bool()[:, None, :, None], call[6]) for call in calls]
+        found.hidden = [
+            layer if layer is None else layer[kept[0].bool().numpy()] for layer in found.hidden
+        ]
+        calls = [
+            (*call[:5], (call[5] > 0) & kept.bool()[:, None, :, None], call[6]) for call in calls
+        ]
     else:
         kept = None
     if own:
         weights = [part for name in ATTENTIONS for part in output.get(name) or ()]
         weights = [part for part in weights if isinstance(part, Tensor)] or products.softmaxes
-        # By windows, or of fewer keys, there are other rows; a later stage of an image has fewer tokens.
+        # By windows, or of fewer keys, there are other rows; a later stage of an image has fewer
+        # tokens.
         lengths = {len(layer) for layer in found.hidden if layer is not None and layer.ndim == 2}
-        lengths |= {layer[0].size for layer in found.hidden if layer is not None and layer.ndim == 3}
+        lengths |= {
+            layer[0].size for layer in found.hidden if layer is not None and layer.ndim == 3
+        }
         weights = [part for part in weights if part.shape[-2] == part.shape[-1] in lengths]
         by_eager = {call[4].detach().numpy().tobytes(): call for call in calls}
         known = [by_eager.get(part.detach().numpy().tobytes()) for part in weights]
@@ -126,7 +158,9 @@ def read(
             for w, call in zip(weights, known, strict=True)
         ]
         return found
-    found.attended = [_attended(*call, None if kept is None else kept[0].bool().numpy()) for call in calls]
+    found.attended = [
+        _attended(*call, None if kept is None else kept[0].bool().numpy()) for call in calls
+    ]
     if real is not None:
         found.hidden = [layer if layer is None else layer[real] for layer in found.hidden]
         calls = [(*call[:5], call[5] * torch.from_numpy(real)[:, None], call[6]) for call in calls]
@@ -136,7 +170,9 @@ def read(
 
 def _of_real(attended: Attended, real: np.ndarray) -> Attended:
     """What the vectors that count attend to: padding as well, as keys."""
-    parts = {name: getattr(attended, name)[:, real] for name in ("query", "key", "value", "weights")}
+    parts = {
+        name: getattr(attended, name)[:, real] for name in ("query", "key", "value", "weights")
+    }
     return replace(attended, **parts)
 
 
@@ -147,8 +183,12 @@ def _seen(seen: list, _block: nn.Module, args: tuple, kwargs: dict, output: Tens
 
 
 @contextlib.contextmanager
-def _recorded(model: nn.Module, projections: Mapping[str, tuple[str, Sequence[str]]]) -> Iterator[list]:
-    """Inside it eager attention notes what it computes, and the inputs of key projections have gradients."""
+def _recorded(
+    model: nn.Module, projections: Mapping[str, tuple[str, Sequence[str]]]
+) -> Iterator[list]:
+    """Inside it eager attention notes what it computes, and the inputs of key projections have
+    gradients.
+    """
     names, calls, leaves = {module: path for path, module in model.named_modules()}, [], {}
     with contextlib.ExitStack() as stack:
         for path, (key, norms) in projections.items():
@@ -159,7 +199,9 @@ def _recorded(model: nn.Module, projections: Mapping[str, tuple[str, Sequence[st
 
             def constant(norm: nn.Module, args: tuple, output: Tensor) -> Tensor:
                 centred, (read, *_) = isinstance(norm, nn.LayerNorm), args
-                read, added = (read - read.mean(-1, keepdim=True), norm.bias) if centred else (read, 0)
+                read, added = (
+                    (read - read.mean(-1, keepdim=True), norm.bias) if centred else (read, 0)
+                )
                 return read * ((output - added) / read).detach() + added
 
             module = model.get_submodule(path)
@@ -174,14 +216,26 @@ def _recorded(model: nn.Module, projections: Mapping[str, tuple[str, Sequence[st
                     sinks = kwargs.get("s_aux")
                     if sinks is not None and (weights.sum(-1) > 1 - 1e-9).all():
                         # Granite gives the weights as they were before the sink took its part.
-                        scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(2, 3)
-                        total = (kwargs["scaling"] * scores).masked_fill(weights == 0, -torch.inf).logsumexp(-1)
+                        scores = query @ key.repeat_interleave(
+                            query.shape[1] // key.shape[1], 1
+                        ).transpose(2, 3)
+                        total = (
+                            (kwargs["scaling"] * scores)
+                            .masked_fill(weights == 0, -torch.inf)
+                            .logsumexp(-1)
+                        )
                         weights = weights * torch.sigmoid(total - sinks[:, None]).unsqueeze(-1)
                     path = names.get(module, "?")
                     if kwargs.get("scaling") == 1 != getattr(module, "scaling", 1):
-                        query = query / module.scaling  # Scaled beforehand: the tables are before scaling.
+                        query = (
+                            query / module.scaling
+                        )  # Scaled beforehand: the tables are before scaling.
                     mask = kwargs.get("attention_mask", args[0] if args else None)
-                    seen = torch.ones_like(weights) if mask is None else (mask > torch.finfo(mask.dtype).min / 2)
+                    seen = (
+                        torch.ones_like(weights)
+                        if mask is None
+                        else (mask > torch.finfo(mask.dtype).min / 2)
+                    )
                     calls.append((path, query, key, value, weights, seen, leaves.get(path)))
                     return output, weights
 
@@ -190,7 +244,9 @@ def _recorded(model: nn.Module, projections: Mapping[str, tuple[str, Sequence[st
 
 
 class _Products(TorchDispatchMode):
-    """Inside it every product of two stacks of matrices is noted, as PyTorch's kernels compute it."""
+    """Inside it every product of two stacks of matrices is noted, as PyTorch's kernels compute
+    it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,13 +268,16 @@ class _Products(TorchDispatchMode):
             self.linear.append((args[1].clone(), args[2].clone(), made.clone()))
         return made
 
-    def attended(self, weights: Tensor, model: nn.Module, projections: Mapping[str, tuple]) -> Attended:
+    def attended(
+        self, weights: Tensor, model: nn.Module, projections: Mapping[str, tuple]
+    ) -> Attended:
         """What a module has computed by itself, told by its weights, 1 x head x query x key."""
         heads, queries, keys = weights.shape[1:]
         place = next(
             place
             for place, (left, _) in enumerate(self.made)
-            if left.numel() == weights.numel() and torch.equal(left.reshape(weights.shape[1:]), weights[0])
+            if left.numel() == weights.numel()
+            and torch.equal(left.reshape(weights.shape[1:]), weights[0])
         )
         value = self.made[place][1]
         rows = heads * queries
@@ -229,8 +288,12 @@ class _Products(TorchDispatchMode):
         )
         query, key = query.reshape(heads, queries, -1), key.transpose(1, 2)
         counted = (weights[0] > 0).to(query.dtype)
-        scalings = {module.scaling for module in model.modules() if hasattr(module, "scaling")} - {1}
-        if len(scalings) == 1 and torch.allclose(weights[0], _softmax(query @ key.transpose(1, 2), counted)):
+        scalings = {module.scaling for module in model.modules() if hasattr(module, "scaling")} - {
+            1
+        }
+        if len(scalings) == 1 and torch.allclose(
+            weights[0], _softmax(query @ key.transpose(1, 2), counted)
+        ):
             query = query / scalings.pop()  # Scaled beforehand: the tables are before scaling.
         if all(torch.equal(part, part[:1].expand_as(part)) for part in (key, value)):
             key, value = key[:1], value[:1]
@@ -239,12 +302,17 @@ class _Products(TorchDispatchMode):
         return Attended(*arrays, int(counted[0].sum()), None, of_columns)
 
     def _contributions(self, query: Tensor, key: Tensor, counted: Tensor) -> np.ndarray | None:
-        """Of the dimensions of what keys are made from, if each number of a key is one of a projection."""
+        """Of the dimensions of what keys are made from, if each number of a key is one of a
+        projection.
+        """
         asked = torch.einsum("hqk,hqd->hkd", counted, query)
         for read, weight, gave in self.linear:
             if len(gave) != key.shape[1]:
                 continue
-            columns = [[_place(gave, key[head, :, dim]) for dim in range(key.shape[2])] for head in range(len(key))]
+            columns = [
+                [_place(gave, key[head, :, dim]) for dim in range(key.shape[2])]
+                for head in range(len(key))
+            ]
             if all(place is not None for of_head in columns for place in of_head):
                 of_heads = [
                     of_query @ weight[:, columns[head * len(columns) // len(asked)]].T * read
@@ -274,13 +342,18 @@ def _attended(
     leaf: Tensor | None,
     kept: np.ndarray | None,
 ) -> Attended:
-    """One call, with the contributions of the dimensions of what its keys are made from; of the tokens that count."""
+    """One call, with the contributions of the dimensions of what its keys are made from; of the
+    tokens that count.
+    """
     heads, shared = query.shape[1], query.shape[1] // key.shape[1]
     contributions = None
     if leaf is not None:
         by_head = key.repeat_interleave(shared, 1)
         scores = (query.detach() @ by_head.transpose(2, 3)) * seen
-        of_heads = [torch.autograd.grad(scores[0, h].sum(), leaf, retain_graph=True)[0] for h in range(heads)]
+        of_heads = [
+            torch.autograd.grad(scores[0, h].sum(), leaf, retain_graph=True)[0]
+            for h in range(heads)
+        ]
         contributions = np.stack([(leaf * grad)[0].detach().numpy() for grad in of_heads])
     arrays = [part[0].detach().numpy() for part in (query, key, value, weights)]
     if kept is not None:
@@ -296,7 +369,9 @@ def _attended(
 
 
 def cosine(vectors: Sequence[np.ndarray]) -> float:
-    """The mean cosine of all pairs of distinct vectors, token x dim of each text; every pair is formed."""
+    """The mean cosine of all pairs of distinct vectors, token x dim of each text; every pair is
+    formed.
+    """
     units = np.concatenate(vectors)
     units = units / np.linalg.norm(units, axis=-1, keepdims=True)
     cosines = units @ units.T
@@ -307,6 +382,10 @@ def entropies(attended: Sequence[Attended], head: int) -> np.ndarray:
     """The entropy of each row of a head, in nats; a sink is a key."""
     found = []
     for one in attended:
-        rows = one.weights[head] if one.sink is None else np.concatenate([one.weights, one.sink[..., None]], -1)[head]
+        rows = (
+            one.weights[head]
+            if one.sink is None
+            else np.concatenate([one.weights, one.sink[..., None]], -1)[head]
+        )
         found += [-sum(p * np.log(p) for p in row if p > 0) for row in rows]
     return np.array(found)

@@ -20,13 +20,19 @@ BOOK = Path(__file__).resolve().parents[1] / "book"
 
 
 class Planted(Tables):
-    """Tables without a model: what ``claims.verdicts`` needs, with an interval that reaches so far on each side."""
+    """Tables without a model: what ``claims.verdicts`` needs, with an interval that reaches so far
+    on each side.
+    """
 
     # As many groups as a jackknife has.
     groups = range(20)
 
     def __init__(
-        self, tables: Mapping = MappingProxyType({}), reach: float = 1e-9, layers: pd.DataFrame | None = None, **more
+        self,
+        tables: Mapping = MappingProxyType({}),
+        reach: float = 1e-9,
+        layers: pd.DataFrame | None = None,
+        **more,
     ):
         LazyTables.__init__(self, {**tables, **more}, lambda table: table, layers)
         self.reach, self.run = reach, {"model": "planted", "data": "texts", "texts": 40}
@@ -37,7 +43,9 @@ class Planted(Tables):
             one = statistic if isinstance(statistic, Plain | Ratio) else Plain(statistic)
             at = [one.choose(self, *others)] if isinstance(one, Chosen) else []
             values = np.asarray(one.number(self, *others, *at), dtype=float)
-            every = [Estimate(v, v - self.reach, v + self.reach, 20) for v in map(float, values.ravel())]
+            every = [
+                Estimate(v, v - self.reach, v + self.reach, 20) for v in map(float, values.ravel())
+            ]
             found[name] = one.told(every) if values.ndim else every[0]
         return found
 
@@ -47,18 +55,26 @@ def verdicts_of(statistics: Mapping[str, Statistic], **tables) -> list[str]:
 
 
 def run_cells(page: str, *containing: str, **names) -> dict:
-    """What cells of a page leave behind when they run, after its imports and parameters, on planted names.
+    """What cells of a page leave behind when they run, after its imports and parameters, on planted
+    names.
 
     Args:
         page: such as ``outliers/attention``.
         containing: for each cell, a text that it alone contains.
-        names: what the cells read, beside what the page imports and its parameters, or in their place.
+        names: what the cells read, beside what the page imports and its parameters, or in their
+            place.
     """
     cells = json.loads((BOOK / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    (parameters,) = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+    (parameters,) = [
+        "".join(cell["source"])
+        for cell in cells
+        if "parameters" in cell["metadata"].get("tags", [])
+    ]
     statements = (node for source in sources for node in ast.parse(source).body)
-    imports = [ast.unparse(node) for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [
+        ast.unparse(node) for node in statements if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
     space: dict = {}
     exec("\n".join([*imports, parameters]), space)
     space.update(names)

@@ -1,9 +1,11 @@
-"""A naive reference of every table: float64, one utterance at a time, eager attention, every pair formed.
+"""A naive reference of every table: float64, one utterance at a time, eager attention, every pair
+formed.
 
-Written from the definitions of the tables, the papers' formulas and transformers' eager code. It shares no code with
-the library: slow, and meant to be read. It proves itself as it runs: of every pair of a query and a key, the
-contributions of the key's input and the terms that do not depend on it must add up to the score of the eager forward
-pass, and the weights and values to what it gives to its output projection.
+Written from the definitions of the tables, the papers' formulas and transformers' eager code. It
+shares no code with the library: slow, and meant to be read. It proves itself as it runs: of every
+pair of a query and a key, the contributions of the key's input and the terms that do not depend on
+it must add up to the score of the eager forward pass, and the weights and values to what it gives
+to its output projection.
 """
 
 import math
@@ -51,19 +53,26 @@ def bundled_model(folder: Path) -> Path:
 
 
 class DoublePrecision(TorchFunctionMode):
-    """Inside it, float64 stays float64: transformers takes some norms and softmaxes in float32 whatever the model."""
+    """Inside it, float64 stays float64: transformers takes some norms and softmaxes in float32
+    whatever the model.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is Tensor.float:
             return args[0].double()
         args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        kwargs = {
+            name: torch.float64 if value is torch.float32 else value
+            for name, value in (kwargs or {}).items()
+        }
         return function(*args, **kwargs)
 
 
 @dataclass
 class Call:
-    """One call of an attention module: what it read, its logits and weights, and what it gave to its output."""
+    """One call of an attention module: what it read, its logits and weights, and what it gave to
+    its output.
+    """
 
     module: nn.Module
     block: nn.Module
@@ -104,14 +113,19 @@ class Trace(DoublePrecision):
         def end(_module, _args, output):
             self.steps[-1].gave = output[0] if isinstance(output, tuple | list) else output
 
-        self.hooks += [block.register_forward_pre_hook(begin, with_kwargs=True), block.register_forward_hook(end)]
+        self.hooks += [
+            block.register_forward_pre_hook(begin, with_kwargs=True),
+            block.register_forward_hook(end),
+        ]
         if family.attention is None:
             return
         attention = block.get_submodule(family.attention)
 
         def attend(_module, args, kwargs):
             read = args[0] if args else kwargs["hidden_states"]
-            self.open = self.steps[-1].call = Call(attention, block, read, {**kwargs, "args": args[1:]})
+            self.open = self.steps[-1].call = Call(
+                attention, block, read, {**kwargs, "args": args[1:]}
+            )
 
         def attended(_module, _args, output):
             self.open = None
@@ -130,7 +144,10 @@ class Trace(DoublePrecision):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         result = super().__torch_function__(function, types, args, kwargs)
-        if function in (nn.functional.softmax, torch.softmax, torch.Tensor.softmax) and self.open is not None:
+        if (
+            function in (nn.functional.softmax, torch.softmax, torch.Tensor.softmax)
+            and self.open is not None
+        ):
             self.open.softmaxes.append((args[0], result))
         return result
 
@@ -147,9 +164,11 @@ Projection = tuple[np.ndarray, np.ndarray | None]
 
 @dataclass(frozen=True)
 class Position:
-    """The part of a score that positions have, before the scaling; each heads x queries x keys (x d').
+    """The part of a score that positions have, before the scaling; each heads x queries x keys (x
+    d').
 
-    ``bias`` does not depend on the key's input; ``query`` stands beside the query and meets the key.
+    ``bias`` does not depend on the key's input; ``query`` stands beside the query and meets the
+    key.
     """
 
     bias: np.ndarray | None = None
@@ -163,14 +182,14 @@ class Family:
     Attributes:
         blocks: a pattern for the names of its blocks; a group in it is the name of the stack.
         attention: the attention module below a block; None if it has none.
-        output: the projection below a block that the values go through after they were mixed; None if they go
-            through none.
+        output: the projection below a block that the values go through after they were mixed; None
+            if they go through none.
         projections: W (d' rows a head) and b of query, key and value of an attention module.
         scaling: what the scores are multiplied with, from the attention module and d'.
         inputs: what queries and keys and values are made from, from the call.
         position: from the model, the call, the queries (heads x tokens x d') and the scaling.
-        tokens: what the vectors of a stack stand for: ``text``, ``shifted`` (the same, one later), ``molecules``,
-            or how many class tokens, or which tokens, stand before others.
+        tokens: what the vectors of a stack stand for: ``text``, ``shifted`` (the same, one later),
+            ``molecules``, or how many class tokens, or which tokens, stand before others.
         run: runs the model on what the processor made.
         maps: whether hidden states are maps of features.
     """
@@ -202,8 +221,12 @@ def _separate(query: str, key: str, value: str) -> Callable[[nn.Module], dict[st
     return projections
 
 
-def _fused(name: str, heads: Callable[[nn.Module], int]) -> Callable[[nn.Module], dict[str, Projection]]:
-    """One projection for all: query, key and value of a head lie together (``heads`` heads), or all queries first."""
+def _fused(
+    name: str, heads: Callable[[nn.Module], int]
+) -> Callable[[nn.Module], dict[str, Projection]]:
+    """One projection for all: query, key and value of a head lie together (``heads`` heads), or all
+    queries first.
+    """
 
     def projections(attention: nn.Module) -> dict[str, Projection]:
         module = attention.get_submodule(name)
@@ -214,7 +237,10 @@ def _fused(name: str, heads: Callable[[nn.Module], int]) -> Callable[[nn.Module]
         found = {}
         for i, space in enumerate(("query", "key", "value")):
             chosen = rows[:, i].ravel()
-            found[space] = (weight[chosen], None if module.bias is None else _array(module.bias)[chosen])
+            found[space] = (
+                weight[chosen],
+                None if module.bias is None else _array(module.bias)[chosen],
+            )
         return found
 
     return projections
@@ -263,25 +289,34 @@ def _t5_position(model, call, stack, query, scaling) -> Position:
     table = _array(first.relative_attention_bias.weight)
     buckets, longest = first.relative_attention_num_buckets, first.relative_attention_max_distance
     return _by_distance(
-        query, scaling, lambda distance: table[_bucket(distance, buckets, longest, not first.is_decoder)]
+        query,
+        scaling,
+        lambda distance: table[_bucket(distance, buckets, longest, not first.is_decoder)],
     )
 
 
 def _mpnet_position(model, call, stack, query, scaling) -> Position:
     table = _array(model.encoder.relative_attention_bias.weight)
-    return _by_distance(query, scaling, lambda distance: table[_bucket(distance, 32, 128, both_directions=True)])
+    return _by_distance(
+        query, scaling, lambda distance: table[_bucket(distance, 32, 128, both_directions=True)]
+    )
 
 
 def _alibi(model, call, stack, query, scaling) -> Position:
     """Press et al. 2022: 2^(-8h/H) for each step, here counted from the first token."""
     heads, tokens, _ = query.shape
     slopes = np.array([2 ** (-8 * (head + 1) / heads) for head in range(heads)])
-    return Position(np.broadcast_to(slopes[:, None, None] * np.arange(tokens), (heads, tokens, tokens)) / scaling)
+    return Position(
+        np.broadcast_to(slopes[:, None, None] * np.arange(tokens), (heads, tokens, tokens))
+        / scaling
+    )
 
 
 def _beit_position(model, call, stack, query, scaling) -> Position:
     """One value for each step right and down from query to key, and three for pairs with [CLS]."""
-    modules = [m for m in (model.shared_position_bias, call.block.relative_position_bias) if m is not None]
+    modules = [
+        m for m in (model.shared_position_bias, call.block.relative_position_bias) if m is not None
+    ]
     if not modules:
         return Position()
     side = math.isqrt(query.shape[1] - 1)
@@ -306,8 +341,12 @@ def _deberta_bucket(distance: int, buckets: int, longest: int) -> int:
     return int(np.sign(distance)) * int(np.ceil(ratio * np.float32(middle - 1)) + middle)
 
 
-def _disentangled(query, relations: list[str], keys, queries, index: Callable[[int], int]) -> Position:
-    """Query and key each meet the projected embedding of their distance: ``keys``, ``queries`` heads x indices x d'."""
+def _disentangled(
+    query, relations: list[str], keys, queries, index: Callable[[int], int]
+) -> Position:
+    """Query and key each meet the projected embedding of their distance: ``keys``, ``queries``
+    heads x indices x d'.
+    """
     heads, tokens, width = query.shape
     bias = np.zeros((heads, tokens, tokens)) if "c2p" in relations else None
     beside = np.zeros((heads, tokens, tokens, width)) if "p2c" in relations else None
@@ -338,7 +377,11 @@ def _deberta_position(model, call, stack, query, scaling) -> Position:
     keys = _project(attention.pos_proj, embeddings, heads)
     queries = _project(attention.pos_q_proj, embeddings, heads)
     return _disentangled(
-        query, attention.pos_att_type, keys, queries, lambda distance: min(max(distance + span, 0), 2 * span - 1)
+        query,
+        attention.pos_att_type,
+        keys,
+        queries,
+        lambda distance: min(max(distance + span, 0), 2 * span - 1),
     )
 
 
@@ -349,7 +392,11 @@ def _deberta_v2_position(model, call, stack, query, scaling) -> Position:
     embeddings = model.encoder.rel_embeddings.weight
     if "layer_norm" in model.encoder.norm_rel_ebd:
         embeddings = model.encoder.LayerNorm(embeddings)
-    names = ("key_proj", "query_proj") if attention.share_att_key else ("pos_key_proj", "pos_query_proj")
+    names = (
+        ("key_proj", "query_proj")
+        if attention.share_att_key
+        else ("pos_key_proj", "pos_query_proj")
+    )
     keys, queries = (
         _project(getattr(attention, name), embeddings, heads) if relation in relations else None
         for name, relation in zip(names, ("c2p", "p2c"), strict=True)
@@ -375,7 +422,9 @@ def _reduced(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _convolved(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """CvT: queries, keys and values each go through a convolution of their own; the class token goes around it."""
+    """CvT: queries, keys and values each go through a convolution of their own; the class token
+    goes around it.
+    """
     attention, (height, width) = call.module, call.extra["args"]
     first = call.read.shape[1] - height * width
     cls, patches = call.read[:, :first], call.read[:, first:]
@@ -394,7 +443,8 @@ def _encoder_only(model: nn.Module, inputs: dict) -> object:
 
 
 def _canine(model: nn.Module, inputs: dict) -> object:
-    # The mask in float64, too: transformers multiplies it with the lowest number of the scores' precision.
+    # The mask in float64, too: transformers multiplies it with the lowest number of the scores'
+    # precision.
     mask = torch.ones(inputs["input_ids"].shape, dtype=torch.float64)
     return model(**{**inputs, "attention_mask": mask})
 
@@ -409,13 +459,22 @@ _PROJ = ("q_proj", "k_proj", "v_proj")
 _BERT = _bert()
 _LLAMA = _bert("self_attn", _PROJ, blocks=r"layers\.\d+", output="self_attn.o_proj")
 _SPEECH = _bert(
-    "attention", _PROJ, blocks=r"encoder\.layers\.\d+", output="attention.out_proj", tokens=lambda model, step: 0
+    "attention",
+    _PROJ,
+    blocks=r"encoder\.layers\.\d+",
+    output="attention.out_proj",
+    tokens=lambda model, step: 0,
 )
 
 
 def _vision(cls: int | list[str], blocks: str = r"layers\.\d+", **settings) -> Family:
     return _bert(
-        "attention", _PROJ, blocks=blocks, output="attention.o_proj", tokens=lambda model, step: cls, **settings
+        "attention",
+        _PROJ,
+        blocks=blocks,
+        output="attention.o_proj",
+        tokens=lambda model, step: cls,
+        **settings,
     )
 
 
@@ -438,10 +497,15 @@ def _maps(blocks: str) -> Family:
 
 
 FAMILIES = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "character_bert"), _BERT),
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "camembert", "electra", "character_bert"), _BERT
+    ),
     "self_attention": _bert("attention", blocks=r"layers\.\d+", output=None),
     "distilbert": _bert(
-        "attention", ("q_lin", "k_lin", "v_lin"), blocks=r"transformer\.layer\.\d+", output="attention.out_lin"
+        "attention",
+        ("q_lin", "k_lin", "v_lin"),
+        blocks=r"transformer\.layer\.\d+",
+        output="attention.out_lin",
     ),
     "albert": _bert(
         "attention",
@@ -474,7 +538,9 @@ FAMILIES = {
         position=_deberta_position,
     ),
     "deberta-v2": _bert(
-        names=("query_proj", "key_proj", "value_proj"), scaling=_deberta_scaling, position=_deberta_v2_position
+        names=("query_proj", "key_proj", "value_proj"),
+        scaling=_deberta_scaling,
+        position=_deberta_v2_position,
     ),
     "modernbert": Family(r"layers\.\d+", "attn", "attn.Wo", _fused("Wqkv", lambda module: 1)),
     "gpt2": Family(r"h\.\d+", "attn", "attn.c_proj", _fused("c_attn", lambda module: 1)),
@@ -511,7 +577,9 @@ FAMILIES = {
     "dinov2_with_registers": _vision(["cls", *["register"] * 4], r"encoder\.layer\.\d+"),
     "segformer": _vision(0, r"stages\.\d+\.blocks\.\d+", inputs=_reduced),
     "efficientnet_lite": _maps(r"_blocks\.\d+"),
-    **dict.fromkeys(("resnet", "convnext", "convnextv2", "van"), _maps(r"encoder\.stages\.\d+\.layers\.\d+")),
+    **dict.fromkeys(
+        ("resnet", "convnext", "convnextv2", "van"), _maps(r"encoder\.stages\.\d+\.layers\.\d+")
+    ),
     "efficientnet": _maps(r"encoder\.blocks\.\d+"),
     "cvt": _bert(
         "attention.attention",
@@ -532,10 +600,11 @@ FAMILIES = {
 class Attention:
     """The self-attention of a block over one sequence.
 
-    ``read`` is what keys are made from, keys x width; ``spaces`` query, key and value, heads x tokens x d', after
-    rotation and normalisation; ``weights`` and each of ``terms`` heads x queries x keys; ``allowed`` queries x keys.
-    ``contributions`` is C summed over the queries that count, heads x keys x width, and ``pairs`` how many those are
-    for each key. ``counted`` says which queries count, ``counted_keys`` which keys count as vectors.
+    ``read`` is what keys are made from, keys x width; ``spaces`` query, key and value, heads x
+    tokens x d', after rotation and normalisation; ``weights`` and each of ``terms`` heads x queries
+    x keys; ``allowed`` queries x keys. ``contributions`` is C summed over the queries that count,
+    heads x keys x width, and ``pairs`` how many those are for each key. ``counted`` says which
+    queries count, ``counted_keys`` which keys count as vectors.
     """
 
     read: np.ndarray
@@ -558,9 +627,11 @@ class Attention:
 
 @dataclass
 class Layer:
-    """The hidden vectors of a layer, tokens x width, their types, and the attention that its block begins with.
+    """The hidden vectors of a layer, tokens x width, their types, and the attention that its block
+    begins with.
 
-    ``final``, of the last layer of a stack, is what the model gives out instead, where these are not the same.
+    ``final``, of the last layer of a stack, is what the model gives out instead, where these are
+    not the same.
     """
 
     hidden: np.ndarray
@@ -598,11 +669,17 @@ def _rotated(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarra
 
 
 def _joined(softmaxes: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and weights, heads x queries x keys; of local attention the pieces along the diagonal."""
+    """Logits and weights, heads x queries x keys; of local attention the pieces along the
+    diagonal.
+    """
     logits, weights = ([_array(pair[i][0]) for pair in softmaxes] for i in range(2))
     if len(softmaxes) == 1:
         return logits[0], weights[0]
-    size = (len(logits[0]), sum(piece.shape[1] for piece in logits), sum(piece.shape[2] for piece in logits))
+    size = (
+        len(logits[0]),
+        sum(piece.shape[1] for piece in logits),
+        sum(piece.shape[2] for piece in logits),
+    )
     joined = np.full(size, -np.inf), np.zeros(size)
     row = column = 0
     for pieces in zip(logits, weights, strict=True):
@@ -620,13 +697,17 @@ def _agree(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
 
 
 def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> Attention:
-    """What a block's attention computed, made anew from its input and weights, and checked against the eager pass."""
+    """What a block's attention computed, made anew from its input and weights, and checked against
+    the eager pass.
+    """
     call = step.call
     logits, weights = _joined(call.softmaxes)
     # A mask is -inf, or the most negative number there is, or, of the first GPT, -10,000.
     allowed = logits[0] > -9e3
     assert allowed.any(-1).all()
-    read = dict(zip(("query", "key", "value"), (_array(x[0]) for x in family.inputs(call)), strict=True))
+    read = dict(
+        zip(("query", "key", "value"), (_array(x[0]) for x in family.inputs(call)), strict=True)
+    )
     projections = family.projections(call.module)
     heads = len(logits)
     width = len(projections["query"][0]) // heads
@@ -648,14 +729,21 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
     rotation = call.extra.get("position_embeddings")
     if rotation is not None:
         cos, sin = (_array(part[0]) for part in rotation)
-        spaces["query"], spaces["key"] = (_rotated(spaces[space], cos, sin) for space in ("query", "key"))
+        spaces["query"], spaces["key"] = (
+            _rotated(spaces[space], cos, sin) for space in ("query", "key")
+        )
     scaling = family.scaling(call.module, width)
     position = family.position(model, call, step.stack, spaces["query"], scaling)
 
     values = np.repeat(spaces["value"], heads // key_heads, axis=0)
-    _agree((weights @ values).transpose(1, 0, 2).reshape(len(allowed), -1), _array(call.mixed[0]), "values")
+    _agree(
+        (weights @ values).transpose(1, 0, 2).reshape(len(allowed), -1),
+        _array(call.mixed[0]),
+        "values",
+    )
 
-    # Of Whisper's 1500 frames, those of silence after the sound are not worth forming and keeping their pairs.
+    # Of Whisper's 1500 frames, those of silence after the sound are not worth forming and keeping
+    # their pairs.
     rows_formed = np.flatnonzero(counted) if len(allowed) > 1000 else np.arange(len(allowed))
     logits, weights = logits[:, rows_formed], weights[:, rows_formed]
     allowed, queries = allowed[rows_formed], counted[rows_formed]
@@ -668,7 +756,8 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
         rows = slice(group * width, (group + 1) * width)
         bias = np.zeros(width) if key_bias is None else key_bias[rows]
         for m, place in enumerate(rows_formed):
-            # The query carried back to where keys come out of their projection: one row, or one a key.
+            # The query carried back to where keys come out of their projection: one row, or one a
+            # key.
             query = spaces["query"][head, m]
             carried = query[None]
             if rotation is not None:
@@ -704,7 +793,16 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
     counted_keys = counted if same else np.ones(len(key_types), bool)
     pairs = allowed[queries].sum(0)
     return Attention(
-        read["key"], spaces, weights, allowed, key_types, queries, counted_keys, contributions, pairs, terms
+        read["key"],
+        spaces,
+        weights,
+        allowed,
+        key_types,
+        queries,
+        counted_keys,
+        contributions,
+        pairs,
+        terms,
     )
 
 
@@ -718,7 +816,9 @@ def _token_types(family: Family, model: nn.Module, step: Step, count: int) -> np
 # --- The tables -----------------------------------------------------------------------------------
 
 
-def table(columns: str, of_hidden_states: bool = False, on_request: bool = False) -> Callable[[Callable], Callable]:
+def table(
+    columns: str, of_hidden_states: bool = False, on_request: bool = False
+) -> Callable[[Callable], Callable]:
     """Mark a method of the reference that makes the table of its name, with these columns."""
 
     def marked(method: Callable) -> Callable:
@@ -731,7 +831,9 @@ def table(columns: str, of_hidden_states: bool = False, on_request: bool = False
 
 
 class Reference:
-    """The tables of ``items`` (texts, PIL images, or samples at 16 kHz) under the model of ``folder``."""
+    """The tables of ``items`` (texts, PIL images, or samples at 16 kHz) under the model of
+    ``folder``.
+    """
 
     def __init__(
         self,
@@ -763,7 +865,11 @@ class Reference:
         else:
             processor = transformers.AutoFeatureExtractor.from_pretrained(folder)
             for index, samples in enumerate(items):
-                self._run(index, processor(samples, sampling_rate=16000, return_tensors="pt"), samples=len(samples))
+                self._run(
+                    index,
+                    processor(samples, sampling_rate=16000, return_tensors="pt"),
+                    samples=len(samples),
+                )
         first = self.utterances[0].layers
         self.layers = range(len(first))
         self.attending = [layer for layer in self.layers if first[layer].attention is not None]
@@ -771,7 +877,8 @@ class Reference:
     def _sequences(
         self, item: str | tuple[str, str], long_texts: str, max_length: int
     ) -> list[tuple[dict, np.ndarray]]:
-        """What the model reads of an item, as transformers documents it, and which tokens the tokenizer put there.
+        """What the model reads of an item, as transformers documents it, and which tokens the
+        tokenizer put there.
 
         One sequence, or a window after the other, each framed as the whole is.
         """
@@ -788,7 +895,10 @@ class Reference:
             if long_texts == "cut":
                 parts = parts[:1]
         return [
-            ({name: torch.tensor([[values[i] for i in part]]) for name, values in whole.items()}, special[part])
+            (
+                {name: torch.tensor([[values[i] for i in part]]) for name, values in whole.items()},
+                special[part],
+            )
             for part in parts
         ]
 
@@ -819,7 +929,9 @@ class Reference:
         # Sub-word tokenizers mark a blank before the token.
         return token.strip("Ġ▁") in PUNCTUATION
 
-    def _types(self, step: Step, count: int, ids: list[int] | None, special: np.ndarray | None) -> np.ndarray:
+    def _types(
+        self, step: Step, count: int, ids: list[int] | None, special: np.ndarray | None
+    ) -> np.ndarray:
         kind = self.family.tokens(self.model, step)
         if kind == "text":
             return np.array(self._text_types(ids, special))
@@ -832,9 +944,15 @@ class Reference:
         return _token_types(self.family, self.model, step, count)
 
     @torch.no_grad()
-    def _run(self, item: int, inputs: dict, special: np.ndarray | None = None, samples: int | None = None) -> None:
+    def _run(
+        self, item: int, inputs: dict, special: np.ndarray | None = None, samples: int | None = None
+    ) -> None:
         # What the tokens of the item are known from.
-        about = (inputs["input_ids"][0].tolist() if "input_ids" in inputs else None, special, samples)
+        about = (
+            inputs["input_ids"][0].tolist() if "input_ids" in inputs else None,
+            special,
+            samples,
+        )
         inputs = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
         with Trace(self.model, self.family) as trace:
             output = self.family.run(self.model, inputs)
@@ -854,7 +972,9 @@ class Reference:
                     layer.attention = _attention(self.family, self.model, step, types, counted)
                 layers.append(layer)
                 if i + 1 == len(steps) or step.stack != steps[i + 1].stack:
-                    whole = output if i + 1 == len(steps) else output.get("encoder_last_hidden_state")
+                    whole = (
+                        output if i + 1 == len(steps) else output.get("encoder_last_hidden_state")
+                    )
                     given = getattr(whole, "last_hidden_state", whole)
                     if given is not None and not self.family.maps and given.shape == gave.shape:
                         layer.final = None if torch.equal(given, gave) else _array(given[0])
@@ -865,7 +985,10 @@ class Reference:
         ids, special, samples = about
         types = self._types(step, count, ids, special)
         counted = np.array(
-            [self.special_tokens or kind not in ("cls", "sep", "register", "detection") for kind in types]
+            [
+                self.special_tokens or kind not in ("cls", "sep", "register", "detection")
+                for kind in types
+            ]
         )
         if self.model.config.model_type == "whisper":
             # A frame is 20 ms; after the end of the sound it stands for nothing.
@@ -894,7 +1017,9 @@ class Reference:
         if space == "final":
             return [at.final[at.counted][None] for at in layers]
         return [
-            at.attention.spaces[space][:, at.attention.counted if space == "query" else at.attention.counted_keys]
+            at.attention.spaces[space][
+                :, at.attention.counted if space == "query" else at.attention.counted_keys
+            ]
             for at in layers
         ]
 
@@ -905,7 +1030,9 @@ class Reference:
         return range(len(self._attentions(layer)[0].weights))
 
     def _spaces(self) -> list[tuple[str, int]]:
-        final = [layer for layer in self.layers if self.utterances[0].layers[layer].final is not None]
+        final = [
+            layer for layer in self.layers if self.utterances[0].layers[layer].final is not None
+        ]
         places = {"hidden": self.layers, "final": final}
         return [(space, layer) for space in SPACES for layer in places.get(space, self.attending)]
 
@@ -924,10 +1051,11 @@ class Reference:
     def _interval(
         self, statistic: Callable[[list[int]], np.ndarray], counting: list[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """95 % by the delete-a-group jackknife: the statistic is computed anew without each group of items.
+        """95 % by the delete-a-group jackknife: the statistic is computed anew without each group
+        of items.
 
-        It is centred on g · value − (g − 1) · mean of these, or one standard error from the value if that is nearer.
-        ``counting`` are the utterances that the statistic uses at all.
+        It is centred on g · value − (g − 1) · mean of these, or one standard error from the value
+        if that is nearer. ``counting`` are the utterances that the statistic uses at all.
         """
         value = statistic(counting)
         # Blocks of neighbours.
@@ -945,7 +1073,10 @@ class Reference:
         return centre - reach, centre + reach
 
     def _mean_interval(
-        self, values: list[np.ndarray], range_: tuple[float, float] | None = None, every: bool = False
+        self,
+        values: list[np.ndarray],
+        range_: tuple[float, float] | None = None,
+        every: bool = False,
     ) -> tuple[float, float, float]:
         """The mean of values of each utterance, and its interval.
 
@@ -958,7 +1089,11 @@ class Reference:
 
         some = [i for i, each in enumerate(values) if len(each)]
         value = mean(some) if some else np.array(math.nan)
-        low, high = self._interval(mean, list(range(len(values))) if every else some) if some else (value, value)
+        low, high = (
+            self._interval(mean, list(range(len(values))) if every else some)
+            if some
+            else (value, value)
+        )
         ends = (low, high) if range_ is None else np.clip((low, high), *range_)
         return float(value), *map(float, ends)
 
@@ -967,10 +1102,13 @@ class Reference:
         """Mean cosine of all pairs of distinct tokens of the corpus."""
         rows = []
         for space, layer in self._spaces():
-            units = [v / np.linalg.norm(v, axis=-1, keepdims=True) for v in self._vectors(space, layer)]
+            units = [
+                v / np.linalg.norm(v, axis=-1, keepdims=True) for v in self._vectors(space, layer)
+            ]
             counts = np.array([unit.shape[1] for unit in units])
             heads, n = units[0].shape[0], len(units)
-            # between[head, a, b]: the sum of cosines of a token of utterance a and another of utterance b.
+            # between[head, a, b]: the sum of cosines of a token of utterance a and another of
+            # utterance b.
             between = np.zeros((heads, n, n))
             for a in range(n):
                 for b in range(n):
@@ -998,16 +1136,23 @@ class Reference:
             vectors = np.concatenate(self._vectors(space, layer), axis=1)
             norm_of_mean = np.linalg.norm(vectors.mean(1), axis=-1)
             rows += self._rows(
-                space, layer, norm_of_mean=norm_of_mean, mean_norm=np.linalg.norm(vectors, axis=-1).mean(1)
+                space,
+                layer,
+                norm_of_mean=norm_of_mean,
+                mean_norm=np.linalg.norm(vectors, axis=-1).mean(1),
             )
         return pd.DataFrame(rows)
 
     @table("space layer head similarity ci_low ci_high utterances", of_hidden_states=True)
     def utterance_similarity(self) -> pd.DataFrame:
-        """Fosse eq. 3: the mean cosine of an utterance's pairs of tokens, averaged over utterances."""
+        """Fosse eq. 3: the mean cosine of an utterance's pairs of tokens, averaged over
+        utterances.
+        """
         rows = []
         for space, layer in self._spaces():
-            similarities = np.array([_pair_mean(vectors) for vectors in self._vectors(space, layer)])
+            similarities = np.array(
+                [_pair_mean(vectors) for vectors in self._vectors(space, layer)]
+            )
 
             def mean(chosen, similarities=similarities):
                 return similarities[chosen].mean(0)
@@ -1016,7 +1161,9 @@ class Reference:
             low, high = np.clip(self._interval(mean, several), -1, 1)
             value = mean(several)
             utterances = np.full(len(value), len(several))
-            rows += self._rows(space, layer, similarity=value, ci_low=low, ci_high=high, utterances=utterances)
+            rows += self._rows(
+                space, layer, similarity=value, ci_low=low, ci_high=high, utterances=utterances
+            )
         return pd.DataFrame(rows)
 
     @table("layer head cosine ci_low ci_high dot")
@@ -1027,19 +1174,28 @@ class Reference:
             queries, keys = self._vectors("query", layer), self._vectors("key", layer)
 
             def numbers(chosen, queries=queries, keys=keys):
-                query, key = (np.concatenate([each[i] for i in chosen], axis=1).mean(1) for each in (queries, keys))
+                query, key = (
+                    np.concatenate([each[i] for i in chosen], axis=1).mean(1)
+                    for each in (queries, keys)
+                )
                 key = np.repeat(key, len(query) // len(key), axis=0)
                 dots = [
-                    sum(float(a) * float(b) for a, b in zip(q, k, strict=True)) for q, k in zip(query, key, strict=True)
+                    sum(float(a) * float(b) for a, b in zip(q, k, strict=True))
+                    for q, k in zip(query, key, strict=True)
                 ]
-                lengths = [math.sqrt(sum(q**2)) * math.sqrt(sum(k**2)) for q, k in zip(query, key, strict=True)]
+                lengths = [
+                    math.sqrt(sum(q**2)) * math.sqrt(sum(k**2))
+                    for q, k in zip(query, key, strict=True)
+                ]
                 return np.array([np.array(dots) / lengths, dots])
 
             every = list(range(len(queries)))
             low, high = self._interval(lambda chosen: numbers(chosen)[0], every)
             for head, (cosine, dot) in enumerate(zip(*numbers(every), strict=True)):
                 ends = {"ci_low": max(low[head], -1), "ci_high": min(high[head], 1)}
-                rows.append({"layer": layer, "head": head + 1, "cosine": cosine, **ends, "dot": dot})
+                rows.append(
+                    {"layer": layer, "head": head + 1, "cosine": cosine, **ends, "dot": dot}
+                )
         return pd.DataFrame(rows)
 
     @table("space layer head dimension mean")
@@ -1050,13 +1206,20 @@ class Reference:
             if space not in ("hidden", "final"):
                 means = np.concatenate(self._vectors(space, layer), axis=1).mean(1)
                 for (head, dimension), mean in np.ndenumerate(means):
-                    about = {"space": space, "layer": layer, "head": head + 1, "dimension": dimension}
+                    about = {
+                        "space": space,
+                        "layer": layer,
+                        "head": head + 1,
+                        "dimension": dimension,
+                    }
                     rows.append({**about, "mean": mean})
         return pd.DataFrame(rows)
 
     @table("layer head entropy_nats entropy_normalised ci_low ci_high")
     def attention_entropy(self) -> pd.DataFrame:
-        """Mean over queries of the entropy of their row, in nats and as a share of ln(keys it may see)."""
+        """Mean over queries of the entropy of their row, in nats and as a share of ln(keys it may
+        see).
+        """
         rows = []
         for layer in self.attending:
             for head in self._heads(layer):
@@ -1066,7 +1229,11 @@ class Reference:
                     keys = attention.allowed[attention.counted].sum(1)
                     nats.append(entropies)
                     normalised.append(entropies[keys > 1] / np.log(keys[keys > 1]))
-                row = {"layer": layer, "head": head + 1, "entropy_nats": np.concatenate(nats).mean()}
+                row = {
+                    "layer": layer,
+                    "head": head + 1,
+                    "entropy_nats": np.concatenate(nats).mean(),
+                }
                 value, low, high = self._mean_interval(normalised, range_=(0, 1), every=True)
                 rows.append({**row, "entropy_normalised": value, "ci_low": low, "ci_high": high})
         return pd.DataFrame(rows)
@@ -1080,7 +1247,10 @@ class Reference:
                 for kind in KEY_TYPES:
                     masses, single, even_masses, even = [], [], [], []
                     for attention in self._attentions(layer):
-                        of_kind, allowed = attention.key_types == kind, attention.allowed[attention.counted]
+                        of_kind, allowed = (
+                            attention.key_types == kind,
+                            attention.allowed[attention.counted],
+                        )
                         weights = attention.weights[head, attention.counted]
                         spread = allowed / allowed.sum(1, keepdims=True)
                         masses.append(weights[:, of_kind].sum(1))
@@ -1090,14 +1260,21 @@ class Reference:
                     if len(np.concatenate(single)):
                         row = {"layer": layer, "head": head + 1, "key_type": kind}
                         weight, low, high = self._mean_interval(single, range_=(0, 1), every=True)
-                        row |= {"mass": np.concatenate(masses).mean(), "weight": weight, "ci_low": low, "ci_high": high}
+                        row |= {
+                            "mass": np.concatenate(masses).mean(),
+                            "weight": weight,
+                            "ci_low": low,
+                            "ci_high": high,
+                        }
                         row["uniform_mass"] = np.concatenate(even_masses).mean()
                         rows.append({**row, "uniform_weight": np.concatenate(even).mean()})
         return pd.DataFrame(rows)
 
     @table("layer head distance ci_low ci_high", on_request=True)
     def attention_distance(self) -> pd.DataFrame:
-        """Mean distance of a query to its keys, weighted by attention, where these are the tokens of the queries."""
+        """Mean distance of a query to its keys, weighted by attention, where these are the tokens
+        of the queries.
+        """
         rows = []
         for layer in self.attending:
             queries, keys = self._attentions(layer)[0].allowed.shape
@@ -1109,7 +1286,15 @@ class Reference:
                     weights = attention.weights[head, attention.counted]
                     distances.append((weights * apart).sum(1) / weights.sum(1))
                 value, low, high = self._mean_interval(distances, range_=(0, math.inf), every=True)
-                rows.append({"layer": layer, "head": head + 1, "distance": value, "ci_low": low, "ci_high": high})
+                rows.append(
+                    {
+                        "layer": layer,
+                        "head": head + 1,
+                        "distance": value,
+                        "ci_low": low,
+                        "ci_high": high,
+                    }
+                )
         return pd.DataFrame(rows)
 
     @table("layer dimension token_type mean", of_hidden_states=True)
@@ -1118,7 +1303,9 @@ class Reference:
         frames = []
         for layer in self.layers:
             vectors = np.concatenate([v[0] for v in self._vectors("hidden", layer)])
-            types = np.concatenate([u.layers[layer].types[u.layers[layer].counted] for u in self.utterances])
+            types = np.concatenate(
+                [u.layers[layer].types[u.layers[layer].counted] for u in self.utterances]
+            )
             for kind in ("all", *KEY_TYPES):
                 chosen = vectors if kind == "all" else vectors[types == kind]
                 if len(chosen):
@@ -1132,21 +1319,30 @@ class Reference:
 
     @table("layer dimension mean zscore", of_hidden_states=True)
     def outlier_dimensions(self) -> pd.DataFrame:
-        """Dimensions whose |mean| is more than 3 standard deviations above the layer's average |mean|."""
+        """Dimensions whose |mean| is more than 3 standard deviations above the layer's average
+        |mean|.
+        """
         means = self.dimension_means()
         rows = []
         for layer in self.layers:
-            mean = means[(means["layer"] == layer) & (means["token_type"] == "all")]["mean"].to_numpy()
+            mean = means[(means["layer"] == layer) & (means["token_type"] == "all")][
+                "mean"
+            ].to_numpy()
             magnitude = abs(mean)
             zscore = (magnitude - np.mean(magnitude)) / np.std(magnitude)
             found = [dimension for dimension in range(len(mean)) if zscore[dimension] > 3]
             found.sort(key=lambda dimension: -zscore[dimension])
-            rows += [{"layer": layer, "dimension": d, "mean": mean[d], "zscore": zscore[d]} for d in found]
+            rows += [
+                {"layer": layer, "dimension": d, "mean": mean[d], "zscore": zscore[d]}
+                for d in found
+            ]
         return pd.DataFrame(rows, columns=["layer", "dimension", "mean", "zscore"])
 
     @table("layer head dimension key_type contribution ci_low ci_high pairs")
     def score_contributions(self) -> pd.DataFrame:
-        """Maruta eq. 7: C_j of a pair is the part of its score that goes through dimension j of the key's input."""
+        """Maruta eq. 7: C_j of a pair is the part of its score that goes through dimension j of the
+        key's input.
+        """
         frames = []
         for layer in self.attending:
             for head in self._heads(layer):
@@ -1164,7 +1360,11 @@ class Reference:
 
                         low, high = self._interval(mean, np.flatnonzero(pairs).tolist())
                         value = mean(np.flatnonzero(pairs))
-                        columns = {"dimension": range(len(value)), "key_type": kind, "contribution": value}
+                        columns = {
+                            "dimension": range(len(value)),
+                            "key_type": kind,
+                            "contribution": value,
+                        }
                         columns |= {"ci_low": low, "ci_high": high, "pairs": pairs.sum()}
                         frames.append(pd.DataFrame({"layer": layer, "head": head + 1, **columns}))
         return pd.concat(frames, ignore_index=True)
@@ -1230,12 +1430,15 @@ def _without_cross(tables: Mapping[str, pd.DataFrame], name: str) -> pd.DataFram
 
 
 def assert_agree(
-    tables: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.DataFrame], tolerance: tuple[float, float]
+    tables: Mapping[str, pd.DataFrame],
+    expected: Mapping[str, pd.DataFrame],
+    tolerance: tuple[float, float],
 ) -> None:
     """The same tables, rows and columns, and the same values to a relative tolerance.
 
-    The second tolerance is in units of the column's root mean square, for values that are what is left of a
-    cancellation, such as the mean of a dimension that lies around zero. No value is missing on one side alone.
+    The second tolerance is in units of the column's root mean square, for values that are what is
+    left of a cancellation, such as the mean of a dimension that lies around zero. No value is
+    missing on one side alone.
     """
     relative, absolute = tolerance
     assert set(tables) == set(expected)
@@ -1254,5 +1457,6 @@ def assert_agree(
             far = error > relative * np.nan_to_num(np.abs(b)) + absolute * scale
             worst = found.index[int(np.argmax(error))] if len(b) else None
             assert not far.any(), (
-                f"{name}.{column}: {far.sum()} of {len(a)} differ, by up to {error.max():.1e} at {worst}"
+                f"{name}.{column}: {far.sum()} of {len(a)} differ, by up to {error.max():.1e} at "
+                f"{worst}"
             )

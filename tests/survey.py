@@ -1,6 +1,8 @@
-"""Every architecture of transformers against the naive reference: the rows of ``data/architectures.csv``.
+"""Every architecture of transformers against the naive reference: the rows of
+``data/architectures.csv``.
 
-``python tests/survey.py data/architectures.csv`` takes half an hour of one core; with names, those alone are tried.
+``python tests/survey.py data/architectures.csv`` takes half an hour of one core; with names, those
+alone are tried.
 """
 
 import csv
@@ -29,7 +31,8 @@ TABLES = {
 }
 REASONS = {
     "without overflow": "transformers does not compute it in float64",
-    # Of the small model: whether the architecture needs more, or its sizes do not go together, is not known.
+    # Of the small model: whether the architecture needs more, or its sizes do not go together, is
+    # not known.
     "cannot read a few": "a small model of it reads no text alone",
     "cannot read what": "a small model of it reads no image or sound alone",
     "other vectors of one": "reads its input anew each time",

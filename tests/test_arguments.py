@@ -1,4 +1,6 @@
-"""What is given to a public function and makes no sense is refused in one line, before anything is read or written."""
+"""What is given to a public function and makes no sense is refused in one line, before anything is
+read or written.
+"""
 
 import inspect
 import subprocess
@@ -48,7 +50,24 @@ from analysis_lib.models import title, weights_identity
 TEXTS = ["a girl is styling her hair", "the men are playing", "two dogs run", "a boy sings"]
 LABELLED = Corpus("labelled", TEXTS, labels=[0, 1, 0, 1], classes=["a", "b"])
 VECTORS = {0: np.eye(4)}
-NUMBERS = [None, "", "2", 1.5, -1, True, [], {}, float("nan"), float("inf"), b"x", object(), 10**30, (1,), {1}, "\0"]
+NUMBERS = [
+    None,
+    "",
+    "2",
+    1.5,
+    -1,
+    True,
+    [],
+    {},
+    float("nan"),
+    float("inf"),
+    b"x",
+    object(),
+    10**30,
+    (1,),
+    {1},
+    "\0",
+]
 # What is no number, text, list or mapping.
 NOTHING = [1.5, b"x", object(), {1}]
 WORDS = [None, "", 1.5, -1, True, [], {}, b"x", object(), {1}, "\0", "x" * 5000]
@@ -79,13 +98,16 @@ def refused(call, *arguments, **named):
     return str(caught.value)
 
 
-# By the name of a call: what makes it of one argument, the name of that, and values that make no sense.
+# By the name of a call: what makes it of one argument, the name of that, and values that make no
+# sense.
 def _numbers(*allowed):
     return [value for value in NUMBERS if not any(value is each for each in allowed)]
 
 
 def _measured(place, **given):
-    return measure(**{"model": place[1], "data": TEXTS, "metrics": "anisotropy", "progress": False} | given)
+    return measure(
+        **{"model": place[1], "data": TEXTS, "metrics": "anisotropy", "progress": False} | given
+    )
 
 
 MEASURE = {
@@ -105,18 +127,24 @@ MEASURE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in MEASURE.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in MEASURE.items() for value in values]
+)
 def test_measure(place, name, value):
     refused(_measured, place, **{name: value})
 
 
 def test_measure_takes_numbers_of_numpy(place):
-    tables = _measured(place, tokens_per_batch=np.int64(64), workers=np.int32(1), worker_timeout=np.float32(60))
+    tables = _measured(
+        place, tokens_per_batch=np.int64(64), workers=np.int32(1), worker_timeout=np.float32(60)
+    )
     assert type(tables.run["settings"]["tokens_per_batch"]) is int
 
 
 def test_measure_is_given_one_who_prepares_and_one_who_works(place):
-    assert "give one of them" in refused(measure, place[0] / "bert", TEXTS, tokenizer="a", processor="b")
+    assert "give one of them" in refused(
+        measure, place[0] / "bert", TEXTS, tokenizer="a", processor="b"
+    )
     assert "give one of them" in refused(_measured, place, workers=2, scheduler="tcp://localhost:1")
 
 
@@ -127,9 +155,14 @@ def test_a_setting_without_an_effect_is_refused(place):
 
 def test_what_an_intervention_changes_needs_one(place):
     words = refused(_measured, place, metrics="anisotropy,output_change")
-    assert words == "output_change is what an intervention changes: give an intervention, or leave it out"
+    assert (
+        words
+        == "output_change is what an intervention changes: give an intervention, or leave it out"
+    )
     assert "output_change" in refused(compare, {"lines.txt": ["bert"]}, "output_change", twins=0)
-    unchanged = _measured(place, metrics="output_change", intervention=Replace("residual", by="nothing"))
+    unchanged = _measured(
+        place, metrics="output_change", intervention=Replace("residual", by="nothing")
+    )
     assert unchanged["output_change"]["cosine"].item() == pytest.approx(1)
 
 
@@ -151,15 +184,21 @@ VECTORS_TAKE = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, value) for n, values in VECTORS_TAKE.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(n, value) for n, values in VECTORS_TAKE.items() for value in values]
+)
 def test_measure_vectors(name, value):
-    given = {"vectors": VECTORS, "lengths": [1, 3], "metrics": "anisotropy", "progress": False} | {name: value}
+    given = {"vectors": VECTORS, "lengths": [1, 3], "metrics": "anisotropy", "progress": False} | {
+        name: value
+    }
     refused(measure_vectors, **given)
 
 
 @pytest.mark.parametrize("name", ["layer_" + "9" * 20, "layer_" + "9" * 5000, "layer_-1"])
 def test_a_layer_has_a_number(name):
-    assert "name its vectors as in layer_3" in refused(measure_vectors, {name: np.eye(4)}, [4], "anisotropy")
+    assert "name its vectors as in layer_3" in refused(
+        measure_vectors, {name: np.eye(4)}, [4], "anisotropy"
+    )
 
 
 @pytest.mark.parametrize("limit", _numbers(None))
@@ -194,13 +233,25 @@ def test_texts_without_an_order_are_refused(kind):
     """Their order, and with it the hash of the corpus, is another in every process."""
     assert "another order in every process: give sorted(...)" in refused(load_corpus, kind(TEXTS))
     order = "print([*{'a girl', 'two dogs', 'the men', 'a boy'}])"
-    orders = {subprocess.run([sys.executable, "-c", order], capture_output=True).stdout for _ in range(6)}
+    orders = {
+        subprocess.run([sys.executable, "-c", order], capture_output=True).stdout for _ in range(6)
+    }
     assert len(orders) > 1
     assert load_corpus(sorted(kind(TEXTS))).items == sorted(TEXTS)
 
 
 MODELS_TAKE = {
-    "name": [None, "", 1.5, [], b"x", "\0", "bert@part=", "bert:untrained@seed=99999999999999999999", "x" * 5000],
+    "name": [
+        None,
+        "",
+        1.5,
+        [],
+        b"x",
+        "\0",
+        "bert@part=",
+        "bert:untrained@seed=99999999999999999999",
+        "x" * 5000,
+    ],
     "revision": WORDS[1:],
     "dtype": WORDS,
     "device": ["", "cpu:7", "tpu", 1.5, True, [], {}, object(), 10**30],
@@ -210,15 +261,36 @@ MODELS_TAKE = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, value) for n, values in MODELS_TAKE.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(n, value) for n, values in MODELS_TAKE.items() for value in values]
+)
 def test_load_model(name, value):
     refused(load_model, **{"name": "bert"} | {name: value})
 
 
 COMPARED = [
-    *("minilm", None, [], {}, 3, [("lines.txt", ["bert"])], {"lines.txt": "bert"}, {"lines.txt": []}),
-    *({"lines.txt": None}, {"lines.txt": [None]}, {"lines.txt": {"bert"}}, {3: ["bert"]}, {"lines.txt": [""]}),
-    *({"lines.txt": ["bert", "./bert"]}, {"lines.txt": ["bert", "bert@dtype=float32"]}, {"nope": ["bert"]}),
+    *(
+        "minilm",
+        None,
+        [],
+        {},
+        3,
+        [("lines.txt", ["bert"])],
+        {"lines.txt": "bert"},
+        {"lines.txt": []},
+    ),
+    *(
+        {"lines.txt": None},
+        {"lines.txt": [None]},
+        {"lines.txt": {"bert"}},
+        {3: ["bert"]},
+        {"lines.txt": [""]},
+    ),
+    *(
+        {"lines.txt": ["bert", "./bert"]},
+        {"lines.txt": ["bert", "bert@dtype=float32"]},
+        {"nope": ["bert"]},
+    ),
 ]
 
 
@@ -238,21 +310,41 @@ def test_compare_knows_a_model_behind_a_link(place):
 
 
 COMPARE_TAKES = {
-    **{"twins": NUMBERS, "limit": _numbers(None), "seed": _numbers(None), "dtype": WORDS, "tokenizer": WORDS[1:]},
-    **{"metrics": NOTHING, "nope": [1], "column": ["text"], "workers": ["2", 1.5], "units": WORDS[1:]},
+    **{
+        "twins": NUMBERS,
+        "limit": _numbers(None),
+        "seed": _numbers(None),
+        "dtype": WORDS,
+        "tokenizer": WORDS[1:],
+    },
+    **{
+        "metrics": NOTHING,
+        "nope": [1],
+        "column": ["text"],
+        "workers": ["2", 1.5],
+        "units": WORDS[1:],
+    },
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, value) for n, values in COMPARE_TAKES.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(n, value) for n, values in COMPARE_TAKES.items() for value in values]
+)
 def test_compare_settings(name, value):
-    refused(compare, **{"models": {"lines.txt": ["bert"]}, "metrics": "anisotropy", "twins": 0} | {name: value})
+    refused(
+        compare,
+        **{"models": {"lines.txt": ["bert"]}, "metrics": "anisotropy", "twins": 0} | {name: value},
+    )
 
 
 def test_all_models_that_cannot_be_loaded_are_named_before_one_is_measured(place, monkeypatch):
     tiny.save(place[0] / "broken", "bert")
     weights = place[0] / "broken" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    monkeypatch.setattr("analysis_lib.measurement.comparison.measure", lambda *_, **__: pytest.fail("one was measured"))
+    monkeypatch.setattr(
+        "analysis_lib.measurement.comparison.measure",
+        lambda *_, **__: pytest.fail("one was measured"),
+    )
     words = refused(compare, {"lines.txt": ["bert", "absent", "broken"]}, "anisotropy", twins=0)
     assert "no model or folder named absent" in words
     assert "model.safetensors cannot be read" in words
@@ -271,7 +363,9 @@ REPLACED = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, value) for n, values in REPLACED.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(n, value) for n, values in REPLACED.items() for value in values]
+)
 def test_replace(name, value):
     refused(Replace, **{"where": "residual"} | {name: value})
 
@@ -292,7 +386,9 @@ CORPUS_TAKES = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, value) for n, values in CORPUS_TAKES.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(n, value) for n, values in CORPUS_TAKES.items() for value in values]
+)
 def test_corpus(name, value):
     refused(Corpus, **{"name": "it", "items": TEXTS} | {name: value})
 
@@ -302,7 +398,9 @@ def test_take(places):
     refused(LABELLED.take, places)
 
 
-@pytest.mark.parametrize("value", [None, "", [], 1.5, np.zeros(0, np.float32), np.zeros((2, 2), np.float32)])
+@pytest.mark.parametrize(
+    "value", [None, "", [], 1.5, np.zeros(0, np.float32), np.zeros((2, 2), np.float32)]
+)
 def test_sounds_and_images(value):
     refused(Sound, value, 16000)
     refused(ArrayImage, value)
@@ -313,13 +411,22 @@ def test_sounds_and_images(value):
 RUN = {"steps": 1, "batch": 1, "length": 8, "vocabulary": 60}
 PRETRAINING = {
     **dict.fromkeys(("vocabulary", "length", "steps", "batch"), _numbers(0)),
-    **{"learning_rate": [None, "", 0, -1, True, float("nan"), float("inf")], "warmup": [None, "", -1, 1, True]},
-    **{"weight_decay": [None, "", -1, True], "cased": [None, 1, "no"], "configuration": [None, "", 1, []]},
+    **{
+        "learning_rate": [None, "", 0, -1, True, float("nan"), float("inf")],
+        "warmup": [None, "", -1, 1, True],
+    },
+    **{
+        "weight_decay": [None, "", -1, True],
+        "cased": [None, 1, "no"],
+        "configuration": [None, "", 1, []],
+    },
     **{"data": WORDS, "model_type": WORDS, "tokenizer": [None, 1, []]},
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, value) for n, values in PRETRAINING.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(n, value) for n, values in PRETRAINING.items() for value in values]
+)
 def test_pretraining(name, value):
     refused(Pretraining, **RUN | {name: value})
 
@@ -341,12 +448,17 @@ def test_pretrain(given):
 TRAINED = {
     **{"train": [None, "x", [], load_corpus(TEXTS)], "validation": [None, [], load_corpus(TEXTS)]},
     **{"folder": [1.5, "", "\0"], "device": ["", "cpu:7"], "nope": [1]},
-    **{name: [None, "2", 1.5, -1, True] for name in ("batch", "epochs", "patience", "longest", "seed")},
+    **{
+        name: [None, "2", 1.5, -1, True]
+        for name in ("batch", "epochs", "patience", "longest", "seed")
+    },
     "learning_rate": [None, "x", 0, True, float("inf")],
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, value) for n, values in TRAINED.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(n, value) for n, values in TRAINED.items() for value in values]
+)
 def test_classifiers(place, name, value):
     given = {"train": LABELLED, "validation": LABELLED} | {name: value}
     refused(self_attention, **given)
@@ -358,9 +470,15 @@ def test_classifiers(place, name, value):
     [
         *({"layers": value} for value in (None, 0, 101, 100_000, "1", 1.5)),
         *({"vocabulary": value} for value in (None, 0, "8")),
-        *({"block": value} for value in (3, "x", {"nope": 1}, {"hidden_size": 0}, {"hidden_size": 10**9})),
+        *(
+            {"block": value}
+            for value in (3, "x", {"nope": 1}, {"hidden_size": 0}, {"hidden_size": 10**9})
+        ),
         *({"block": {"entropy_weight": value}} for value in (None, -1, "1", float("nan"))),
-        *({"block": value} for value in ({"bias": 1}, {"attention_gain": None}, {"initializer_range": "x"})),
+        *(
+            {"block": value}
+            for value in ({"bias": 1}, {"attention_gain": None}, {"initializer_range": "x"})
+        ),
     ],
 )
 def test_self_attention(given):
@@ -380,14 +498,17 @@ def test_predict(place):
 
 
 @pytest.mark.parametrize(
-    "call", [checkpoints, run_identity, dynamics, weights_identity, data_identity, title, corpora.title]
+    "call",
+    [checkpoints, run_identity, dynamics, weights_identity, data_identity, title, corpora.title],
 )
 @pytest.mark.parametrize("name", [None, 1.5, [], b"x", object()])
 def test_names(call, name):
     refused(call, name)
 
 
-@pytest.mark.parametrize("name", [None, "", 1.5, "nope", "digits-vit@steps=1@steps=2", "digits-vit@seed=" + "9" * 20])
+@pytest.mark.parametrize(
+    "name", [None, "", 1.5, "nope", "digits-vit@steps=1@steps=2", "digits-vit@seed=" + "9" * 20]
+)
 def test_train(name):
     refused(train, name, "out")
     refused(held_out_scores, name)
@@ -401,7 +522,9 @@ def test_seeds_of_a_run(seeds):
 ROWS = [None, "x", [], {}, {"data": "reviews", "nope": 1}, *({"data": name} for name in WORDS)]
 ROWS += [{"data": "reviews", "layers": value} for value in (None, 0, "1", 1.5, 100_000)]
 ROWS += [{"data": "reviews", "entropy_weight": value} for value in (None, -1, "1", float("nan"))]
-ROWS += [{"data": "reviews", "seed": value} for value in (None, -1, "1", 10**30)] + [{"data": "reviews", "variant": 1}]
+ROWS += [{"data": "reviews", "seed": value} for value in (None, -1, "1", 10**30)] + [
+    {"data": "reviews", "variant": 1}
+]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -409,7 +532,9 @@ def test_trials(row):
     refused(trials, [row])
 
 
-@pytest.mark.parametrize("given", [{"limit": -1}, {"test_limit": 1.5}, {"seed": "0"}, {"test": 3}, {"data": None}])
+@pytest.mark.parametrize(
+    "given", [{"limit": -1}, {"test_limit": 1.5}, {"seed": "0"}, {"test": 3}, {"data": None}]
+)
 def test_splits(given):
     refused(splits, **{"data": "reviews"} | given)
 
@@ -418,9 +543,23 @@ def test_splits(given):
 def test_tables(place, value):
     tables = _measured(place)
     comparison = compare({"lines.txt": ["bert"]}, "anisotropy", twins=0)
-    for call in (tables.interval, tables.intervals, headlines, headline_differences, geometry_of, references, largest):
+    for call in (
+        tables.interval,
+        tables.intervals,
+        headlines,
+        headline_differences,
+        geometry_of,
+        references,
+        largest,
+    ):
         refused(call, value)
-    for call in (shipped, claims.claim, claims.published, claims.recorded, lambda v: grouped(v, "model")):
+    for call in (
+        shipped,
+        claims.claim,
+        claims.published,
+        claims.recorded,
+        lambda v: grouped(v, "model"),
+    ):
         refused(call, value)
     refused(claims.verdicts, value, tables)
     refused(comparison.differences, value)
@@ -432,10 +571,14 @@ def test_tables(place, value):
 
 
 def test_a_table_that_is_not_there_is_named_with_the_nearest(place):
-    assert refused(lambda: _measured(place)["anisotrpy"]) == "there is no table 'anisotrpy': did you mean anisotropy?"
+    assert (
+        refused(lambda: _measured(place)["anisotrpy"])
+        == "there is no table 'anisotrpy': did you mean anisotropy?"
+    )
 
 
-# --- The helpers ------------------------------------------------------------------------------------
+# --- The helpers
+# ------------------------------------------------------------------------------------
 
 
 def test_numbers_come_out_as_those_of_python():

@@ -1,4 +1,6 @@
-"""The command line as a user meets it: exit status, one clear line, files that are whole or absent."""
+"""The command line as a user meets it: exit status, one clear line, files that are whole or
+absent.
+"""
 
 import importlib.metadata
 import io
@@ -56,14 +58,20 @@ def assert_refused(result: tuple[int, str, str], *words: str) -> None:
 
 def test_measure_writes_every_table_and_says_what_made_it(run, tiny_folder, tmp_path):
     text = tmp_path / "lines.txt"
-    text.write_text("A girl is styling her hair.\n\nHi\nQueries ask keys, keys answer.\n", encoding="utf-8")
+    text.write_text(
+        "A girl is styling her hair.\n\nHi\nQueries ask keys, keys answer.\n", encoding="utf-8"
+    )
     out = tmp_path / "out"
     model = tiny_folder("bert")
-    status, stdout, err = run("measure", "--model", model, "--data", text, "--limit", 3, "--seed", 5, "--out", out)
+    status, stdout, err = run(
+        "measure", "--model", model, "--data", text, "--limit", 3, "--seed", 5, "--out", out
+    )
     assert status == 0
     assert str(out) in stdout
     assert re.search(r"note: .*: 1 of 4 texts are blank or hold no token, and are left out", err)
-    assert {path.name for path in out.glob("[!.]*")} == {f"{name}.parquet" for name in COLUMNS} | {"run.json"}
+    assert {path.name for path in out.glob("[!.]*")} == {f"{name}.parquet" for name in COLUMNS} | {
+        "run.json"
+    }
     for name, columns in COLUMNS.items():
         assert pd.read_parquet(out / f"{name}.parquet").columns.tolist() == columns
     written = json.loads((out / "run.json").read_text())
@@ -80,8 +88,24 @@ def test_measure_writes_every_table_and_says_what_made_it(run, tiny_folder, tmp_
 def test_a_limit_draws_items_unless_the_first_are_asked_for(run, tiny_folder, tmp_path):
     text, out, model = tmp_path / "lines.txt", tmp_path / "out", tiny_folder("bert")
     text.write_text("\n".join(f"Line {number} of twenty" for number in range(20)), encoding="utf-8")
-    asked = ["measure", "--model", model, "--data", text, "--metrics", "mean_vector", "--out", out, "--limit", 4]
-    for options, draw in (([], {"seed": 0}), (["--seed", 3], {"seed": 3}), (["--first"], {"seed": None})):
+    asked = [
+        "measure",
+        "--model",
+        model,
+        "--data",
+        text,
+        "--metrics",
+        "mean_vector",
+        "--out",
+        out,
+        "--limit",
+        4,
+    ]
+    for options, draw in (
+        ([], {"seed": 0}),
+        (["--seed", 3], {"seed": 3}),
+        (["--first"], {"seed": None}),
+    ):
         assert run(*asked, *options)[0] == 0
         written = json.loads((out / "run.json").read_text())
         assert written["data_sha256"] == load_corpus(str(text), 4, **draw).sha256
@@ -99,7 +123,10 @@ def test_a_limit_draws_items_unless_the_first_are_asked_for(run, tiny_folder, tm
         (["measure", "--worker-timeout", "5"], ["--worker-timeout", "give --scheduler"]),
         (["measure", "--worker-timeout", "60"], ["--worker-timeout", "give --scheduler"]),
         (["measure", "--device", "cpu", "--device-map", "auto"], ["exclude each other"]),
-        (["measure", "--maps", "positions"], ["maps is positions", "convolutional", "leave maps out"]),
+        (
+            ["measure", "--maps", "positions"],
+            ["maps is positions", "convolutional", "leave maps out"],
+        ),
         (["measure", "--units", "doc"], ["no column of a table", "leave doc out"]),
         (["measure", "--units", "doc", "--data", "-"], ["lines of text", "leave doc out"]),
         (["measure", "--units", "doc", "--data", "news"], ["leave units= out"]),
@@ -109,15 +136,26 @@ def test_a_limit_draws_items_unless_the_first_are_asked_for(run, tiny_folder, tm
         (["measure@dtype=float64", "--dtype", "bfloat16"], ["own dtype", "leave --dtype out"]),
         (["compare@dtype=float64", "--dtype", "bfloat16"], ["own dtype", "leave --dtype out"]),
         (["report@dtype=float64", "--dtype", "bfloat16"], ["own dtype", "leave --dtype out"]),
-        (["pretrain", "--tokenizer", "minilm", "--cased"], ["cased", "tokenizer that is learned", "leave it out"]),
-        (["pretrain", "--tokenizer", "minilm", "--vocabulary", "9"], ["vocabulary", "leave it out"]),
+        (
+            ["pretrain", "--tokenizer", "minilm", "--cased"],
+            ["cased", "tokenizer that is learned", "leave it out"],
+        ),
+        (
+            ["pretrain", "--tokenizer", "minilm", "--vocabulary", "9"],
+            ["vocabulary", "leave it out"],
+        ),
         (["run", "--list", "-p", "a", "b"], ["--list", "leave -p out"]),
         (["run", "outliers/attention", "--list"], ["--list", "leave NOTEBOOK out"]),
         (["run", "--list", "--parameters"], ["--list", "leave --parameters out"]),
-        (["run", "outliers/attention", "--parameters", "-p", "a", "b"], ["--parameters", "leave -p out"]),
+        (
+            ["run", "outliers/attention", "--parameters", "-p", "a", "b"],
+            ["--parameters", "leave -p out"],
+        ),
     ],
 )
-def test_an_option_without_an_effect_is_refused(run, tiny_folder, tmp_path, monkeypatch, arguments, words):
+def test_an_option_without_an_effect_is_refused(
+    run, tiny_folder, tmp_path, monkeypatch, arguments, words
+):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a girl")))
     (tmp_path / "lines.txt").write_text("a girl is styling her hair\nthe cat sat\n")
     (name, *others), out = arguments, tmp_path / "out"
@@ -131,7 +169,15 @@ def test_an_option_without_an_effect_is_refused(run, tiny_folder, tmp_path, monk
 
 def test_options_at_their_defaults_are_taken(run, tiny_folder, tmp_path):
     (tmp_path / "lines.txt").write_text("a girl is styling her hair\nthe cat sat\n")
-    asked = ["measure", "--model", tiny_folder("bert"), "--data", tmp_path / "lines.txt", "--out", tmp_path / "out"]
+    asked = [
+        "measure",
+        "--model",
+        tiny_folder("bert"),
+        "--data",
+        tmp_path / "lines.txt",
+        "--out",
+        tmp_path / "out",
+    ]
     asked += ["--metrics", "mean_vector", "--seed", 0, "--dtype", "float32", "--maps", "flatten"]
     assert run(*asked)[0] == 0
 
@@ -142,7 +188,11 @@ def test_some_metrics_only(run, tiny_folder, tmp_path):
         "--metrics", "anisotropy, qk_alignment", "--out", tmp_path,
     )  # fmt: skip
     assert status == 0
-    assert {path.name for path in tmp_path.glob("[!.]*")} == {"anisotropy.parquet", "qk_alignment.parquet", "run.json"}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {
+        "anisotropy.parquet",
+        "qk_alignment.parquet",
+        "run.json",
+    }
 
 
 @pytest.mark.parametrize(
@@ -157,14 +207,20 @@ def test_some_metrics_only(run, tiny_folder, tmp_path):
         (["--data", "news", "--metrics", "anisotrpy"], ["anisotrpy", "anisotropy"]),
         (["--data", "news", "--metrics", ""], ["--metrics is empty"]),
         (["--data", "news", "--metrics", "all,anisotropy"], ["all stands by itself"]),
-        (["--data", "news", "--limit", "2", "--revision", "main"], ["not read from the hub", "leave the revision out"]),
+        (
+            ["--data", "news", "--limit", "2", "--revision", "main"],
+            ["not read from the hub", "leave the revision out"],
+        ),
         (["--data", "news", "--model", "minilm:untrained@seed=-1"], ["'-1'", "whole number"]),
         (["--data", "news", "--limit", "2", "--long-texts", "fold"], ["fold", "cut", "window"]),
         (["--data", "news", "--limit", "2", "--special-tokens", "no"], ["keep", "drop"]),
         (["--data", "news", "--limit", "2", "--workers", "0"], ["workers is 0"]),
         (["--data", "news", "--limit", "2", "--tokens-per-batch", "0"], ["tokens_per_batch is 0"]),
         (["--data", "news", "--limit", "2", "--dtype", "float8"], ["float32", "float16"]),
-        (["--data", "news", "--workers", "2", "--scheduler", "tcp://x:1"], ["--workers", "--scheduler"]),
+        (
+            ["--data", "news", "--workers", "2", "--scheduler", "tcp://x:1"],
+            ["--workers", "--scheduler"],
+        ),
         (["--data", "news", "--limit", "2", "--device", "warp"], ["warp"]),
     ],
 )
@@ -194,26 +250,44 @@ def test_a_misspelt_command_is_one_line(capsys, arguments, words):
 
 def test_a_misspelt_model_is_offered_the_nearest(run, tmp_path, monkeypatch):
     monkeypatch.setattr("analysis_lib.corpora.hub._reachable", lambda: False)
-    result = run("measure", "--model", "minlm", "--data", "news", "--limit", 2, "--out", tmp_path / "out")
+    result = run(
+        "measure", "--model", "minlm", "--data", "news", "--limit", 2, "--out", tmp_path / "out"
+    )
     assert_refused(result, "minlm", "minilm", "cannot be reached")
 
 
 def test_an_output_folder_that_cannot_be_written(run, tiny_folder, tmp_path):
     (tmp_path / "file").write_text("in the way")
     out = tmp_path / "file" / "out"
-    result = run("measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 2, "--out", out)
+    result = run(
+        "measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 2, "--out", out
+    )
     assert_refused(result, str(out), "cannot be written")
 
 
 def test_texts_that_are_cut_are_counted(run, tiny_folder, tmp_path):
     text = tmp_path / "long.txt"
     text.write_text("a " * 400 + "\nHi\n", encoding="utf-8")
-    arguments = ["measure", "--model", tiny_folder("bert"), "--data", text, "--metrics", "anisotropy"]
+    arguments = [
+        "measure",
+        "--model",
+        tiny_folder("bert"),
+        "--data",
+        text,
+        "--metrics",
+        "anisotropy",
+    ]
     _, _, err = run(*arguments, "--out", tmp_path / "cut")
-    assert re.search(r"note: .*: 1 of 2 texts are longer than the 160 tokens that are read, and are cut there", err)
+    assert re.search(
+        r"note: .*: 1 of 2 texts are longer than the 160 tokens that are read, and are cut there",
+        err,
+    )
     _, _, err = run(*arguments, "--out", tmp_path / "window", "--long-texts", "window")
     assert "read in windows" in err
-    written = [json.loads((tmp_path / kind / "run.json").read_text())["report"] for kind in ("cut", "window")]
+    written = [
+        json.loads((tmp_path / kind / "run.json").read_text())["report"]
+        for kind in ("cut", "window")
+    ]
     assert written[0]["utterances"] == 2
     assert written[1]["utterances"] > 2
 
@@ -234,8 +308,13 @@ def test_a_convolutional_network_on_a_folder_of_images(run, tiny_folder, images,
     assert run(*arguments, "--maps", "positions", "--out", tmp_path / "spread")[0] == 0
     tables = {"anisotropy", "mean_vector", "dimension_means", "outlier_dimensions"}
     assert {path.stem for path in (tmp_path / "flat").glob("*.parquet")} == tables
-    assert {path.stem for path in (tmp_path / "spread").glob("*.parquet")} == {*tables, "utterance_similarity"}
-    written = [json.loads((tmp_path / kind / "run.json").read_text()) for kind in ("flat", "spread")]
+    assert {path.stem for path in (tmp_path / "spread").glob("*.parquet")} == {
+        *tables,
+        "utterance_similarity",
+    }
+    written = [
+        json.loads((tmp_path / kind / "run.json").read_text()) for kind in ("flat", "spread")
+    ]
     assert [run["settings"]["maps"] for run in written] == ["flatten", "positions"]
     flat, spread = ([layer["width"] for layer in run["layers"]] for run in written)
     assert flat == [8 * 8 * 8, 8 * 8 * 8, 8 * 8 * 8, 16 * 4 * 4, 16 * 4 * 4]
@@ -245,16 +324,28 @@ def test_a_convolutional_network_on_a_folder_of_images(run, tiny_folder, images,
 @pytest.mark.parametrize(
     ("model", "arguments", "words"),
     [
-        ("resnet-basic", ["--metrics", "attention_entropy"], ["attention_entropy makes no sense", "no attention"]),
-        ("resnet-basic", ["--metrics", "utterance_similarity"], ["utterance_similarity makes no sense", "positions"]),
+        (
+            "resnet-basic",
+            ["--metrics", "attention_entropy"],
+            ["attention_entropy makes no sense", "no attention"],
+        ),
+        (
+            "resnet-basic",
+            ["--metrics", "utterance_similarity"],
+            ["utterance_similarity makes no sense", "positions"],
+        ),
         ("resnet-basic", ["--maps", "flat"], ["maps is 'flat'", "flatten, positions"]),
         ("bert", [], ["reads texts", "holds images"]),
         ("wav2vec2", [], ["reads sounds", "holds images"]),
     ],
 )
-def test_what_makes_no_sense_is_refused(run, tiny_folder, images, tmp_path, model, arguments, words):
+def test_what_makes_no_sense_is_refused(
+    run, tiny_folder, images, tmp_path, model, arguments, words
+):
     out = tmp_path / "out"
-    result = run("measure", "--model", tiny_folder(model), "--data", images, "--out", out, *arguments)
+    result = run(
+        "measure", "--model", tiny_folder(model), "--data", images, "--out", out, *arguments
+    )
     assert_refused(result, *words)
     assert not list(out.glob("*.parquet"))
 
@@ -270,9 +361,15 @@ def test_what_makes_no_sense_is_refused(run, tiny_folder, images, tmp_path, mode
         (["dynamics", "bert-4@steps=7", "--data", "digits"], ["bert-4@steps=7 reads texts and digits holds images"]),
     ],
 )  # fmt: skip
-def test_nothing_is_trained_for_what_cannot_be_measured(run, tmp_path, monkeypatch, arguments, words):
-    monkeypatch.setattr("analysis_book.training.recipes._train", lambda *_: pytest.fail("a model was trained"))
-    monkeypatch.setattr("analysis_book.training.pretraining._train", lambda *_: pytest.fail("a run was trained"))
+def test_nothing_is_trained_for_what_cannot_be_measured(
+    run, tmp_path, monkeypatch, arguments, words
+):
+    monkeypatch.setattr(
+        "analysis_book.training.recipes._train", lambda *_: pytest.fail("a model was trained")
+    )
+    monkeypatch.setattr(
+        "analysis_book.training.pretraining._train", lambda *_: pytest.fail("a run was trained")
+    )
     assert_refused(run(*arguments, "--limit", 4, "--out", tmp_path / "out"), *words)
 
 
@@ -289,9 +386,19 @@ def test_an_untrained_twin(run, tiny_folder, tmp_path):
     assert not tables[0]["mean_norm"].equals(tables[1]["mean_norm"])
 
 
-def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder, tmp_path, monkeypatch):
+def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(
+    run, tiny_folder, tmp_path, monkeypatch
+):
     real = shards.begin
-    arguments = ["measure", "--model", str(tiny_folder("bert")), "--data", "reviews", "--limit", "1500"]
+    arguments = [
+        "measure",
+        "--model",
+        str(tiny_folder("bert")),
+        "--data",
+        "reviews",
+        "--limit",
+        "1500",
+    ]
     out = tmp_path / "killed"
     process = subprocess.Popen([*EAGER, *arguments, "--out", str(out)], stderr=subprocess.DEVNULL)
     wait_until_stopped(process)
@@ -315,8 +422,18 @@ def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder
 
 
 def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
-    arguments = ["measure", "--model", str(tiny_folder("bert")), "--data", "reviews", "--workers", "2"]
-    process = subprocess.Popen([*EAGER, *arguments, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    arguments = [
+        "measure",
+        "--model",
+        str(tiny_folder("bert")),
+        "--data",
+        "reviews",
+        "--workers",
+        "2",
+    ]
+    process = subprocess.Popen(
+        [*EAGER, *arguments, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True
+    )
     wait_until_stopped(process)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
@@ -328,7 +445,9 @@ def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
     assert not list(tmp_path.glob("*.parquet"))
 
 
-@pytest.mark.parametrize(("delay", "script"), [(0, False), (0.1, False), (1, False), (0, True), (0.1, True)])
+@pytest.mark.parametrize(
+    ("delay", "script"), [(0, False), (0.1, False), (1, False), (0, True), (0.1, True)]
+)
 def test_an_interruption_while_the_library_is_imported_is_one_line(tmp_path, delay, script):
     path = tmp_path / "analysis-lib"
     path.write_text("from analysis_lib.cli import main; main()")
@@ -375,7 +494,11 @@ def test_an_interruption_says_that_the_command_begins_anew(
     """In the tests, no finished measurement is kept."""
     (tmp_path / "lines.txt").write_text("a girl is styling\nher hair\n")
     monkeypatch.setattr(place, interrupts)
-    given = {"bert": tiny_folder("bert"), "gpt2": tiny_folder("gpt2"), "lines": tmp_path / "lines.txt"}
+    given = {
+        "bert": tiny_folder("bert"),
+        "gpt2": tiny_folder("gpt2"),
+        "lines": tmp_path / "lines.txt",
+    }
     arguments = [argument.format(**given) for argument in arguments]
     status, _, err = run(*arguments, "--out", tmp_path / "out")
     assert (status, err.splitlines()[-1]) == (130, words)
@@ -396,11 +519,17 @@ def test_an_interruption_after_the_first_of_two_models_says_that_it_is_kept(
             raise KeyboardInterrupt
         return load_model(name, *given, **more)
 
-    module = "analysis_lib.measurement.comparison" if command == "compare" else "analysis_book.build.reports"
+    module = (
+        "analysis_lib.measurement.comparison"
+        if command == "compare"
+        else "analysis_book.build.reports"
+    )
     monkeypatch.setattr(f"{module}.load_model", interrupts_the_second)
     models = [tiny_folder("bert"), tiny_folder("gpt2")]
     options = ["--twins", 0] if command == "compare" else []
-    status, _, err = run(command, *models, "--data", tmp_path / "lines.txt", *options, "--out", tmp_path / "out")
+    status, _, err = run(
+        command, *models, "--data", tmp_path / "lines.txt", *options, "--out", tmp_path / "out"
+    )
     assert (status, err.splitlines()[-1]) == (130, CONTINUES)
     assert [*(tmp_path / "kept").rglob("*.npz")]
 
@@ -414,7 +543,16 @@ def test_compare_takes_a_device_and_workers(run, tiny_folder, tmp_path, monkeypa
         return measure(model, *given, **more)
 
     monkeypatch.setattr("analysis_lib.measurement.comparison.measure", measured)
-    given = ["compare", tiny_folder("bert"), "--data", tmp_path / "lines.txt", "--twins", 0, "--out", tmp_path / "out"]
+    given = [
+        "compare",
+        tiny_folder("bert"),
+        "--data",
+        tmp_path / "lines.txt",
+        "--twins",
+        0,
+        "--out",
+        tmp_path / "out",
+    ]
     assert run(*given, "--device", "cpu", "--workers", 2)[0] == 0
     assert asked == [("cpu", 2)]
     assert_refused(run(*given, "--device", "warp"), "warp")
@@ -428,35 +566,76 @@ def test_compare_takes_a_device_and_workers(run, tiny_folder, tmp_path, monkeypa
 def little(tmp_path) -> list[object]:
     """The options of a run that takes a second."""
     text, config = tmp_path / "lines.txt", tmp_path / "config.json"
-    text.write_text("\n".join(f"{a} {b} sees {b} {a}." for a in ("cat", "dog", "bird") for b in ("mouse", "fox")) * 40)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    text.write_text(
+        "\n".join(
+            f"{a} {b} sees {b} {a}." for a in ("cat", "dog", "bird") for b in ("mouse", "fox")
+        )
+        * 40
+    )
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     config.write_text(json.dumps(sizes))
-    options = {"data": text, "config": config, "steps": 3, "batch": 2, "length": 12, "vocabulary": 60}
+    options = {
+        "data": text,
+        "config": config,
+        "steps": 3,
+        "batch": 2,
+        "length": 12,
+        "vocabulary": 60,
+    }
     return [part for name, value in options.items() for part in (f"--{name}", value)]
 
 
 def test_pretrain_then_dynamics(run, little, tmp_path, monkeypatch):
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "data"))
-    rates = ["--learning-rate", "2e-3", "--warmup", 0.5, "--weight-decay", 0, "--seeds", "3,1", "--device", "cpu"]
+    rates = [
+        "--learning-rate",
+        "2e-3",
+        "--warmup",
+        0.5,
+        "--weight-decay",
+        0,
+        "--seeds",
+        "3,1",
+        "--device",
+        "cpu",
+    ]
     status, out, err = run("pretrain", "--out", tmp_path / "run", *little, *rates)
     assert (status, err) == (0, "")
     assert "seed 3, 1" in out
     written = json.loads((tmp_path / "run" / "pretraining.json").read_text())["settings"]
-    assert (written["steps"], written["batch"], written["length"], written["vocabulary"]) == (3, 2, 12, 60)
-    assert (written["learning_rate"], written["warmup"], written["weight_decay"]) == (2e-3, 0.5, 0.0)
+    assert (written["steps"], written["batch"], written["length"], written["vocabulary"]) == (
+        3,
+        2,
+        12,
+        60,
+    )
+    assert (written["learning_rate"], written["warmup"], written["weight_decay"]) == (
+        2e-3,
+        0.5,
+        0.0,
+    )
     assert written["configuration"]["hidden_size"] == 16
     data = ["--data", tmp_path / "lines.txt", "--limit", 4, "--seed", 2, "--seeds", "1,3"]
     status, out, err = run("dynamics", tmp_path / "run", "--out", tmp_path / "tables", *data)
     # One note for all checkpoints.
     assert status == 0
-    cut, units = "1 of 4 texts are longer than the 12 tokens that are read.*", "its intervals rest on 4 independent .*"
+    cut, units = (
+        "1 of 4 texts are longer than the 12 tokens that are read.*",
+        "its intervals rest on 4 independent .*",
+    )
     assert re.fullmatch(f"note: seed_1-step_3: {cut}\nnote: seed_1-step_3: {units}\n", err)
     assert str(tmp_path / "tables") in out
     about = json.loads((tmp_path / "tables" / "dynamics.json").read_text())
     assert (about["limit"], about["seed"], about["seeds"]) == (4, 2, [1, 3])
     written = {path.stem for path in (tmp_path / "tables").glob("[!.]*")}
     assert written == {
-        "anisotropy", "attention_entropy", "qk_alignment", "head_means", "losses", "baselines", "vectors", "dynamics",
+        "anisotropy", "attention_entropy", "qk_alignment", "head_means", "losses", "baselines",
+        "vectors", "dynamics",
     }  # fmt: skip
     alignment = pd.read_parquet(tmp_path / "tables" / "qk_alignment.parquet")
     assert len(alignment) == 2 * 4 * 2 * 2
@@ -464,7 +643,10 @@ def test_pretrain_then_dynamics(run, little, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device (os error 28)")],
+    [
+        OSError(28, "No space left on device"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+    ],
 )
 @pytest.mark.parametrize("command", ["pretrain", "classifiers", "measure"])
 def test_a_full_disk_is_one_line_that_names_the_folder(
@@ -485,11 +667,15 @@ def test_a_full_disk_is_one_line_that_names_the_folder(
     monkeypatch.setattr(stored.np, "savez", full)
     result = run(command, "--out", tmp_path / "out", *arguments[command])
     written = tmp_path / ("data" if command == "classifiers" else "out")
-    assert_refused(result, str(written), "cannot be written", "No space left on device", "free some space")
+    assert_refused(
+        result, str(written), "cannot be written", "No space left on device", "free some space"
+    )
     assert not [path for path in tmp_path.glob("out/[!.]*") if path.name != "pretraining.json"]
 
 
-def test_what_needs_no_package_is_measured_where_nothing_can_be_kept(run, tiny_folder, tmp_path, monkeypatch):
+def test_what_needs_no_package_is_measured_where_nothing_can_be_kept(
+    run, tiny_folder, tmp_path, monkeypatch
+):
     """A file in the place of the folder: permissions do not bind root, who runs CI."""
     (tmp_path / "packages").write_text("in the way")
     (tmp_path / "lines.txt").write_text("a girl is styling\n")
@@ -505,11 +691,15 @@ def test_what_needs_no_package_is_measured_where_nothing_can_be_kept(run, tiny_f
 def test_a_command_that_is_refused_leaves_no_folder(run, tmp_path):
     (tmp_path / "lines.txt").write_text("a girl\n")
     out = tmp_path / "new" / "deep"
-    assert_refused(run("measure", "--model", tmp_path, "--data", tmp_path / "lines.txt", "--out", out), "config.json")
+    assert_refused(
+        run("measure", "--model", tmp_path, "--data", tmp_path / "lines.txt", "--out", out),
+        "config.json",
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
 
 
-# --- Classifiers ------------------------------------------------------------------------------------
+# --- Classifiers
+# ------------------------------------------------------------------------------------
 
 
 def test_classifiers_are_trained_and_measured(run, yelphat, tmp_path, monkeypatch):
@@ -520,7 +710,11 @@ def test_classifiers_are_trained_and_measured(run, yelphat, tmp_path, monkeypatc
     assert status == 0
     assert str(out) in written
     found = pd.read_csv(out / "trials.csv")
-    assert [*found.groupby(["layers", "entropy_weight", "seed"]).groups] == [(1, 0.0, 3), (1, 0.1, 3), (2, 0.0, 3)]
+    assert [*found.groupby(["layers", "entropy_weight", "seed"]).groups] == [
+        (1, 0.0, 3),
+        (1, 0.1, 3),
+        (2, 0.0, 3),
+    ]
     about = json.loads((out / "results.json").read_text())
     assert about["texts"] == {"train": 14, "validation": 4, "test": 6}
     trials = {"limit": 0, "utterances": 1000, "epochs": 50, "patience": 5}
@@ -637,7 +831,10 @@ def test_an_interrupted_pretraining_in_processes_is_one_line_and_goes_on(run, li
     ]
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed_0-step_*")}
     assert run(*arguments)[0] == 0
-    assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}.items()
+    assert (
+        kept.items()
+        <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}.items()
+    )
     assert len(pd.read_csv(tmp_path / "run" / "seed_0.csv")) == 401
 
 
@@ -657,12 +854,19 @@ def test_models_and_datasets_list_what_is_known_by_name(run):
 
 def test_claims_are_the_ledger_and_a_status(run, tmp_path):
     """A notebook with one verdict that holds and one that does not."""
-    numbers = {"maruta-early-cls": Estimate(1.0, 0.9, 1.1), "maruta-middle-sep": Estimate(-1.0, -1.1, -0.9)}
-    found = pd.DataFrame([claims.judged(name, one) | {"model": "mine"} for name, one in numbers.items()])
+    numbers = {
+        "maruta-early-cls": Estimate(1.0, 0.9, 1.1),
+        "maruta-middle-sep": Estimate(-1.0, -1.1, -0.9),
+    }
+    found = pd.DataFrame(
+        [claims.judged(name, one) | {"model": "mine"} for name, one in numbers.items()]
+    )
     data, metadata = shown(found)._repr_mimebundle_()
     output = nbformat.v4.new_output("display_data", data, metadata=metadata)
     path = tmp_path / "attention.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), path)
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), path
+    )
     status, out, _ = run("claims", str(path))
     assert status == 0
     line = r"^maruta-early-cls \(above \S+\)\n  holds +mine +1\.000 \[0\.900, 1\.100\]$"
@@ -694,7 +898,9 @@ def test_the_ledger_fits_into_the_terminal_and_cuts_no_name(run, tmp_path, monke
     data, metadata = shown(pd.DataFrame(rows))._repr_mimebundle_()
     output = nbformat.v4.new_output("display_data", data, metadata=metadata)
     path = tmp_path / "attention.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), path)
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), path
+    )
     status, out, _ = run("claims", path)
     assert status == 0
     assert max(map(len, out.splitlines())) <= columns
@@ -742,9 +948,13 @@ def test_notebooks_and_their_parameters_are_listed(run, tmp_path):
     status, out, _ = run("run", "anisotropy/layers", "--parameters")
     assert status == 0
     assert re.search(r"^limit +int +1500 +how many texts, drawn at random$", out, re.MULTILINE)
-    assert re.search(r"^model +str +'minilm' +a name of `models`, a hub id, or a folder$", out, re.MULTILINE)
+    assert re.search(
+        r"^model +str +'minilm' +a name of `models`, a hub id, or a folder$", out, re.MULTILINE
+    )
     (tmp_path / "mine.ipynb").write_text("{}")
-    assert_refused(run("run", tmp_path / "mine.ipynb", "--parameters"), "mine.ipynb", "as Jupyter saves it")
+    assert_refused(
+        run("run", tmp_path / "mine.ipynb", "--parameters"), "mine.ipynb", "as Jupyter saves it"
+    )
     assert_refused(run("run", "anisotropy/layer", "--parameters"), "did you mean anisotropy/layers")
     assert_refused(run("run"), "NOTEBOOK is missing", "run --list")
 
@@ -769,7 +979,9 @@ def test_a_misspelt_notebook_or_parameter_is_refused(run, arguments, words):
 def test_the_paper_profile_says_offline_what_cannot_be_reached(run, monkeypatch, tmp_path):
     monkeypatch.setattr("analysis_lib.corpora.hub._reachable", lambda: False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert_refused(run("book", "--profile", "paper"), "google-bert/bert-base-uncased", "cannot be reached")
+    assert_refused(
+        run("book", "--profile", "paper"), "google-bert/bert-base-uncased", "cannot be reached"
+    )
 
 
 def test_an_unexpected_error_is_one_line_too(run, monkeypatch, tmp_path):
@@ -786,13 +998,36 @@ def test_an_unexpected_error_is_one_line_too(run, monkeypatch, tmp_path):
 def test_a_run_leaves_the_sums_of_another_alone(run, tiny_folder, tmp_path):
     other = tmp_path / ".unfinished-0123456789abcdef.npz"
     other.write_bytes(b"of another run")
-    assert run("measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path)[0] == 0
+    assert (
+        run(
+            "measure",
+            "--model",
+            tiny_folder("bert"),
+            "--data",
+            "news",
+            "--limit",
+            3,
+            "--out",
+            tmp_path,
+        )[0]
+        == 0
+    )
     assert other.read_bytes() == b"of another run"
     assert [path.name for path in tmp_path.glob(".unfinished-*")] == [other.name]
 
 
 def test_a_second_run_into_the_same_folder_is_refused(run, tiny_folder, tmp_path):
-    arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
+    arguments = [
+        "measure",
+        "--model",
+        tiny_folder("bert"),
+        "--data",
+        "news",
+        "--limit",
+        3,
+        "--out",
+        tmp_path,
+    ]
     with Output(tmp_path, "measure", ("another", "news"), "run.json").alone():
         assert_refused(run(*arguments), "another run", str(tmp_path))
     assert run(*arguments)[0] == 0
@@ -800,15 +1035,39 @@ def test_a_second_run_into_the_same_folder_is_refused(run, tiny_folder, tmp_path
 
 
 def test_a_folder_holds_the_tables_of_one_run(run, tiny_folder, tmp_path):
-    arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
+    arguments = [
+        "measure",
+        "--model",
+        tiny_folder("bert"),
+        "--data",
+        "news",
+        "--limit",
+        3,
+        "--out",
+        tmp_path,
+    ]
     (tmp_path / "notes.txt").write_text("mine")
     assert run(*arguments)[0] == 0
     assert run(*arguments, "--metrics", "mean_vector")[0] == 0
-    assert {path.name for path in tmp_path.glob("[!.]*")} == {"mean_vector.parquet", "run.json", "notes.txt"}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {
+        "mean_vector.parquet",
+        "run.json",
+        "notes.txt",
+    }
 
 
 def test_a_folder_in_the_way_of_a_table_leaves_the_old_result(run, tiny_folder, tmp_path):
-    arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
+    arguments = [
+        "measure",
+        "--model",
+        tiny_folder("bert"),
+        "--data",
+        "news",
+        "--limit",
+        3,
+        "--out",
+        tmp_path,
+    ]
     assert run(*arguments, "--metrics", "mean_vector")[0] == 0
     before = (tmp_path / "run.json").read_bytes()
     (tmp_path / "anisotropy.parquet").mkdir()
@@ -830,10 +1089,22 @@ def flipped(content: bytes) -> bytes:
 @pytest.mark.parametrize("damage", [cut_short, flipped])
 def test_damaged_sums_are_measured_again(run, tiny_folder, tmp_path, monkeypatch, damage):
     monkeypatch.setattr(stored, "SECONDS_AT_RISK", 0)
-    arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
+    arguments = [
+        "measure",
+        "--model",
+        tiny_folder("bert"),
+        "--data",
+        "news",
+        "--limit",
+        3,
+        "--out",
+        tmp_path,
+    ]
     module = sys.modules["analysis_lib.measurement.tables"]
     with monkeypatch.context() as patch:
-        patch.setattr(module, "save_tables", lambda *_: (_ for _ in ()).throw(AnalysisError("stopped")))
+        patch.setattr(
+            module, "save_tables", lambda *_: (_ for _ in ()).throw(AnalysisError("stopped"))
+        )
         assert_refused(run(*arguments), "stopped")
     (kept,) = tmp_path.glob(".unfinished-*.npz")
     kept.write_bytes(damage(kept.read_bytes()))
@@ -843,23 +1114,42 @@ def test_damaged_sums_are_measured_again(run, tiny_folder, tmp_path, monkeypatch
 
 def test_a_failed_run_leaves_no_folder_of_its_own(run, tiny_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "SECONDS_TO_ANSWER", 1)
-    arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
+    arguments = [
+        "measure",
+        "--model",
+        tiny_folder("bert"),
+        "--data",
+        "news",
+        "--limit",
+        3,
+        "--out",
+        tmp_path,
+    ]
     assert_refused(run(*arguments, "--scheduler", "tcp://127.0.0.1:9"), "no Dask scheduler")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_notebook_is_not_replaced_by_its_executed_copy(run, tmp_path):
     notebook = tmp_path / "layers.ipynb"
-    notebook.write_bytes((Path(__file__).parent.parent / "book/anisotropy/layers.ipynb").read_bytes())
+    notebook.write_bytes(
+        (Path(__file__).parent.parent / "book/anisotropy/layers.ipynb").read_bytes()
+    )
     before = notebook.read_bytes()
-    assert_refused(run("run", notebook, "-p", "limit", 5, "--out", tmp_path), "would replace", "--out")
+    assert_refused(
+        run("run", notebook, "-p", "limit", 5, "--out", tmp_path), "would replace", "--out"
+    )
     assert notebook.read_bytes() == before
 
 
 def test_a_reader_that_has_gone_does_not_hide_a_failure(tiny_folder, tmp_path):
     command = f"{sys.executable} -m analysis_lib measure --model {tiny_folder('bert')} --data news --limit 600"
     result = subprocess.run(
-        ["bash", "-c", f"{command} --out {tmp_path / 'o'} 2>&1 | head -c 0; exit ${{PIPESTATUS[0]}}"], check=False
+        [
+            "bash",
+            "-c",
+            f"{command} --out {tmp_path / 'o'} 2>&1 | head -c 0; exit ${{PIPESTATUS[0]}}",
+        ],
+        check=False,
     )
     assert (tmp_path / "o" / "run.json").is_file() == (result.returncode == 0)
 
@@ -867,7 +1157,10 @@ def test_a_reader_that_has_gone_does_not_hide_a_failure(tiny_folder, tmp_path):
 @pytest.mark.parametrize("listing", ["models", "datasets", "metrics", "claims", "cache"])
 def test_a_reader_that_has_gone_is_no_error(listing):
     command = f"PYTHONUNBUFFERED=1 {sys.executable} -m analysis_lib {listing} | head -c 0"
-    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stderr == ""
+    assert (
+        subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stderr
+        == ""
+    )
 
 
 def test_the_version_is_that_of_the_package(capsys):
@@ -890,13 +1183,25 @@ def test_quiet_shows_results_and_errors_only(run, tiny_folder, tmp_path):
     given = ("measure", "--model", tiny_folder("bert"), "--data", text, "--metrics", "anisotropy")
     assert "blank" in run(*given, "--out", tmp_path / "loud")[2]
     assert run(*given, "--out", tmp_path / "quiet", "--quiet")[2] == ""
-    assert_refused(run(*given, "--out", tmp_path / "quiet", "--quiet", "--dtype", "int8"), "one of float32")
+    assert_refused(
+        run(*given, "--out", tmp_path / "quiet", "--quiet", "--dtype", "int8"), "one of float32"
+    )
 
 
 def test_tables_as_csv_are_those_of_parquet(run, tiny_folder, tmp_path):
     text = tmp_path / "lines.txt"
     text.write_text("a girl is styling\nher hair\n")
-    given = ("measure", "--model", tiny_folder("bert"), "--data", text, "--metrics", "anisotropy", "--out", tmp_path)
+    given = (
+        "measure",
+        "--model",
+        tiny_folder("bert"),
+        "--data",
+        text,
+        "--metrics",
+        "anisotropy",
+        "--out",
+        tmp_path,
+    )
     assert run(*given)[0] == 0
     wanted = pd.read_parquet(tmp_path / "anisotropy.parquet")
     assert run(*given, "--format", "csv")[0] == 0
@@ -919,7 +1224,9 @@ def test_compare_writes_models_and_twins_side_by_side(run, tiny_folder, tmp_path
     assert table.groupby("model")["twin"].nunique().tolist() == [2, 2]
     runs = json.loads((out / "run.json").read_text())["runs"]
     assert [each["twin"] for each in runs] == [None, 0, 1, None, 0, 1]
-    assert_refused(run("compare", bert, bert, "--data", text, "--out", tmp_path / "twice"), "given twice")
+    assert_refused(
+        run("compare", bert, bert, "--data", text, "--out", tmp_path / "twice"), "given twice"
+    )
 
 
 def test_all_leaves_out_what_single_words_cannot_give(run, tiny_folder, tmp_path):
@@ -939,16 +1246,35 @@ def test_words_that_the_tokenizer_does_not_know_are_counted(run, tiny_folder, tm
     text = tmp_path / "words.txt"
     text.write_text("\u6ce8 \u610f\n\u9375 girl\n")
     _, _, err = run(
-        "measure", "--model", tiny_folder("bert"), "--data", text, "--metrics", "anisotropy", "--out", tmp_path
+        "measure",
+        "--model",
+        tiny_folder("bert"),
+        "--data",
+        text,
+        "--metrics",
+        "anisotropy",
+        "--out",
+        tmp_path,
     )
-    assert re.search(r"note: .*: its tokenizer does not know 38% of the tokens, so that its numbers say little", err)
+    assert re.search(
+        r"note: .*: its tokenizer does not know 38% of the tokens, so that its numbers say little",
+        err,
+    )
 
 
 def test_a_home_folder_is_one_and_no_folder_has_no_name(run, tiny_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lines.txt").write_text("a girl is styling\n")
-    given = ["measure", "--model", str(tiny_folder("bert")), "--data", "lines.txt", "--metrics", "anisotropy"]
+    given = [
+        "measure",
+        "--model",
+        str(tiny_folder("bert")),
+        "--data",
+        "lines.txt",
+        "--metrics",
+        "anisotropy",
+    ]
     assert run(*given, "--out=~/tables", "--data=~/lines.txt")[0] == 0
     assert (tmp_path / "tables" / "run.json").is_file()
     assert not (tmp_path / "~").exists()
@@ -965,16 +1291,27 @@ def test_a_home_folder_is_one_and_no_folder_has_no_name(run, tiny_folder, tmp_pa
         (("-p", "text_data", "nowhere.csv:text"), ("there is no file",)),
     ],
 )
-def test_a_notebook_is_not_started_on_what_is_not_there(run, tmp_path, monkeypatch, arguments, words):
-    monkeypatch.setattr("analysis_book.build.run_notebook", lambda *_: pytest.fail("a kernel was started"))
+def test_a_notebook_is_not_started_on_what_is_not_there(
+    run, tmp_path, monkeypatch, arguments, words
+):
+    monkeypatch.setattr(
+        "analysis_book.build.run_notebook", lambda *_: pytest.fail("a kernel was started")
+    )
     assert_refused(run("run", "book/anisotropy/text.ipynb", *arguments, "--out", tmp_path), *words)
 
 
 def test_the_shell_completes_commands_names_and_metrics():
     def completed(line: str) -> list[str]:
-        asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": " "}
+        asked = {
+            "_ARGCOMPLETE": "1",
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
+            "_ARGCOMPLETE_IFS": " ",
+        }
         code = "import os, sys; os.dup2(1, 8); from analysis_lib.cli import main; main()"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked
+        )
         return done.stdout.split()
 
     assert "measure" in completed("analysis-lib mea")

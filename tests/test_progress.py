@@ -1,4 +1,6 @@
-"""How far something is: a bar on a terminal, and in a log, where nothing is overwritten, now and then a line."""
+"""How far something is: a bar on a terminal, and in a log, where nothing is overwritten, now and
+then a line.
+"""
 
 import io
 import re

@@ -1,4 +1,6 @@
-"""Tiny random models with a tokenizer or processor of their own, one per supported architecture and variant."""
+"""Tiny random models with a tokenizer or processor of their own, one per supported architecture and
+variant.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,9 +41,15 @@ _SIZE = {
 _CAUSAL = {**_SIZE, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 0}
 _GROUPED = {**_CAUSAL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 # Positions are counted from the padding index on.
-_ROBERTA = {**_SIZE, "max_position_embeddings": 162, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-# DeBERTa takes the root of its scaling in float32. The root of 36 (heads of 12, three kinds of score) is exact there,
-# so that a comparison in float64 does not turn on how it is rounded.
+_ROBERTA = {
+    **_SIZE,
+    "max_position_embeddings": 162,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+# DeBERTa takes the root of its scaling in float32. The root of 36 (heads of 12, three kinds of
+# score) is exact there, so that a comparison in float64 does not turn on how it is rounded.
 _DEBERTA = {
     **_SIZE,
     "pad_token_id": 1,
@@ -51,7 +59,12 @@ _DEBERTA = {
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
-_DEBERTA_V3 = {**_DEBERTA, "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+_DEBERTA_V3 = {
+    **_DEBERTA,
+    "position_buckets": 8,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+}
 # Heads of 8 and two kinds of score: the root of 16.
 _ONE_RELATION = {**_DEBERTA, "hidden_size": 16, "position_buckets": 6, "norm_rel_ebd": "layer_norm"}
 _MODERN = {
@@ -92,7 +105,12 @@ _SPEECH = {
     "num_conv_pos_embeddings": 8,
     "num_conv_pos_embedding_groups": 2,
 }
-_LARGE_SPEECH = {**_SPEECH, "feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
+_LARGE_SPEECH = {
+    **_SPEECH,
+    "feat_extract_norm": "layer",
+    "do_stable_layer_norm": True,
+    "conv_bias": True,
+}
 _WHISPER = {
     "d_model": 24,
     "encoder_layers": 2,
@@ -127,7 +145,12 @@ _SEGFORMER = {
     "num_attention_heads": [1, 2, 3],
     "mlp_ratios": [2, 2, 2],
 }
-_CVT = {"embed_dim": [8, 16, 24], "num_heads": [1, 2, 3], "depth": [1, 2, 3], "mlp_ratio": [2.0, 2.0, 2.0]}
+_CVT = {
+    "embed_dim": [8, 16, 24],
+    "num_heads": [1, 2, 3],
+    "depth": [1, 2, 3],
+    "mlp_ratio": [2.0, 2.0, 2.0],
+}
 _RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 2]}
 _EFFICIENTNET = {
     "image_size": 32,
@@ -184,9 +207,16 @@ _GPT_NEO = {
     "attention_types": [[["global", "local"], 1]],
     "window_size": 4,
 }
-_CONVNEXT = {"num_stages": 3, "hidden_sizes": [8, 12, 16], "depths": [1, 2, 1], "image_size": 32, "patch_size": 4}
+_CONVNEXT = {
+    "num_stages": 3,
+    "hidden_sizes": [8, 12, 16],
+    "depths": [1, 2, 1],
+    "image_size": 32,
+    "patch_size": 4,
+}
 
-# By name: the architecture, what its config says beyond the vocabulary, and its kind of tokenizer or processor.
+# By name: the architecture, what its config says beyond the vocabulary, and its kind of tokenizer
+# or processor.
 EVERY_ARCHITECTURE = {
     "bert": ("bert", _SIZE, "wordpiece"),
     "roberta": ("roberta", _ROBERTA, "bpe"),
@@ -199,8 +229,16 @@ EVERY_ARCHITECTURE = {
         {"dim": 24, "n_layers": 3, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 160},
         "wordpiece",
     ),
-    "albert": ("albert", {**_SIZE, "embedding_size": 10, "num_hidden_layers": 4, "num_hidden_groups": 2}, "unigram"),
-    "albert-inner": ("albert", {**_SIZE, "embedding_size": 24, "num_hidden_layers": 2, "inner_group_num": 2}, "bpe"),
+    "albert": (
+        "albert",
+        {**_SIZE, "embedding_size": 10, "num_hidden_layers": 4, "num_hidden_groups": 2},
+        "unigram",
+    ),
+    "albert-inner": (
+        "albert",
+        {**_SIZE, "embedding_size": 24, "num_hidden_layers": 2, "inner_group_num": 2},
+        "bpe",
+    ),
     "mpnet": ("mpnet", {**_ROBERTA, "relative_attention_num_buckets": 32}, "bpe"),
     "megatron-bert": ("megatron-bert", _SIZE, "wordpiece"),
     "rembert": (
@@ -208,21 +246,41 @@ EVERY_ARCHITECTURE = {
         {**_SIZE, "input_embedding_size": 10, "output_embedding_size": 12, "pad_token_id": 0},
         "unigram",
     ),
-    "openai-gpt": ("openai-gpt", {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 160}, "gpt2"),
+    "openai-gpt": (
+        "openai-gpt",
+        {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 160},
+        "gpt2",
+    ),
     "gpt_neo": ("gpt_neo", _GPT_NEO, "gpt2"),
     "bloom": ("bloom", {"hidden_size": 24, "n_layer": 2, "n_head": 2}, "gpt2"),
     "deberta": ("deberta", {**_DEBERTA, "max_relative_positions": 12}, "bpe"),
     "deberta-v3": ("deberta-v2", _DEBERTA_V3, "unigram"),
-    "deberta-v2-xlarge": ("deberta-v2", {**_DEBERTA_V3, "conv_kernel_size": 3, "conv_act": "gelu"}, "unigram"),
-    "deberta-v2-own": ("deberta-v2", {**_DEBERTA, "share_att_key": False, "position_biased_input": True}, "wordpiece"),
+    "deberta-v2-xlarge": (
+        "deberta-v2",
+        {**_DEBERTA_V3, "conv_kernel_size": 3, "conv_act": "gelu"},
+        "unigram",
+    ),
+    "deberta-v2-own": (
+        "deberta-v2",
+        {**_DEBERTA, "share_att_key": False, "position_biased_input": True},
+        "wordpiece",
+    ),
     "deberta-v2-c2p": ("deberta-v2", {**_ONE_RELATION, "pos_att_type": "c2p"}, "unigram"),
     "deberta-v2-p2c": ("deberta-v2", {**_ONE_RELATION, "pos_att_type": "p2c"}, "unigram"),
     "modernbert": ("modernbert", {**_MODERN, "num_hidden_layers": 4}, "bpe"),
-    "modernbert-biases": ("modernbert", {**_MODERN, "attention_bias": True, "norm_bias": True}, "bpe"),
+    "modernbert-biases": (
+        "modernbert",
+        {**_MODERN, "attention_bias": True, "norm_bias": True},
+        "bpe",
+    ),
     "gpt2": ("gpt2", {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 160}, "gpt2"),
     "gpt_neox": ("gpt_neox", {**_CAUSAL, "rotary_pct": 0.5}, "gpt2"),
     "llama": ("llama", {**_GROUPED, "bos_token_id": 1, "eos_token_id": 2}, "llama"),
-    "mistral": ("mistral", {**_GROUPED, "sliding_window": 6, "bos_token_id": 1, "eos_token_id": 2}, "llama"),
+    "mistral": (
+        "mistral",
+        {**_GROUPED, "sliding_window": 6, "bos_token_id": 1, "eos_token_id": 2},
+        "llama",
+    ),
     "qwen2": ("qwen2", {key: size for key, size in _GROUPED.items() if key != "head_dim"}, "gpt2"),
     "qwen3": ("qwen3", _GROUPED, "gpt2"),
     "t5": ("t5", _T5, "t5"),
@@ -288,7 +346,8 @@ def _unigram(special: list[str]) -> tokenizers.Tokenizer:
     return backend
 
 
-# By kind: how it cuts words, its special tokens, and the templates of a text and of a pair of texts.
+# By kind: how it cuts words, its special tokens, and the templates of a text and of a pair of
+# texts.
 _TOKENIZERS = {
     "wordpiece": (_wordpiece, _BERT_TOKENS, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
     "bpe": (_bytes, _ROBERTA_TOKENS, "<s> $A </s>", "<s> $A </s> </s> $B </s>"),
@@ -300,7 +359,9 @@ _TOKENIZERS = {
 
 
 def tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer of the given kind that knows every word of ``TEXTS`` and spells out the others."""
+    """A tokenizer of the given kind that knows every word of ``TEXTS`` and spells out the
+    others.
+    """
     cut, special, single, pair = _TOKENIZERS[kind]
     return framed(cut(list(special.values())), special, single, pair)
 
@@ -308,10 +369,14 @@ def tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
 def framed(
     backend: tokenizers.Tokenizer, special: dict[str, str], single: str, pair: str
 ) -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer with special tokens, which its templates put around a text and a pair; segments where they differ."""
+    """A tokenizer with special tokens, which its templates put around a text and a pair; segments
+    where they differ.
+    """
     added = {part.partition(":")[0] for part in single.split() + pair.split()} - {"$A", "$B"}
     backend.post_processor = processors.TemplateProcessing(
-        single=single, pair=pair, special_tokens=[(token, backend.token_to_id(token)) for token in sorted(added)]
+        single=single,
+        pair=pair,
+        special_tokens=[(token, backend.token_to_id(token)) for token in sorted(added)],
     )
     names = {f"{name}_token": token for name, token in special.items()}
     if ":1" in pair:
@@ -329,7 +394,9 @@ _PROCESSORS: dict[str, Callable] = {
     "whisper": lambda: transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1),
     "vit": lambda: transformers.ViTImageProcessorPil(size=_SQUARE),
     "beit": lambda: transformers.BeitImageProcessorPil(size=_SQUARE, do_center_crop=False),
-    "deit": lambda: transformers.DeiTImageProcessorPil(size={"height": 36, "width": 36}, crop_size=_SQUARE),
+    "deit": lambda: transformers.DeiTImageProcessorPil(
+        size={"height": 36, "width": 36}, crop_size=_SQUARE
+    ),
     "bit": lambda: transformers.BitImageProcessorPil(size={"shortest_edge": 36}, crop_size=_SQUARE),
     "segformer": lambda: transformers.SegformerImageProcessorPil(size=_SQUARE),
     "convnext": lambda: transformers.ConvNextImageProcessorPil(size={"shortest_edge": 32}),
@@ -366,7 +433,9 @@ def _sounds() -> tuple[np.ndarray, ...]:
 
 
 def items(name: str) -> tuple:
-    """Inputs for an architecture: texts, images (PIL) or sounds (float32 samples at 16 kHz) of several sizes."""
+    """Inputs for an architecture: texts, images (PIL) or sounds (float32 samples at 16 kHz) of
+    several sizes.
+    """
     makers = {
         "text": lambda: (TEXTS[0], TEXTS[3], *_OTHER_SCRIPTS, " ".join(TEXTS[4:7])),
         "image": _images,
@@ -387,15 +456,22 @@ def corpus(name: str) -> Corpus:
 
 @torch.no_grad()
 def randomise(model: torch.nn.Module) -> None:
-    """Random values everywhere: a bias at 0, a gain at 1 or a position table near 0 hides where it is lost."""
+    """Random values everywhere: a bias at 0, a gain at 1 or a position table near 0 hides where it
+    is lost.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.normal_(0, 0.3)
         elif parameter.ndim == 1:
             parameter.uniform_(0.5, 1.5)
         elif parameter.ndim:
-            # Attention far from uniform: vectors keep about their length, and scores spread over a few units.
-            inputs = parameter.numel() // parameter.shape[0] if parameter.shape[0] > 1 else parameter.shape[-1]
+            # Attention far from uniform: vectors keep about their length, and scores spread over a
+            # few units.
+            inputs = (
+                parameter.numel() // parameter.shape[0]
+                if parameter.shape[0] > 1
+                else parameter.shape[-1]
+            )
             parameter.normal_(0, 2 * inputs**-0.5)
     for name, buffer in model.named_buffers():
         if name.endswith("running_mean"):
@@ -405,7 +481,9 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def build(name: str, seed: int = 0, **changes) -> tuple[transformers.PreTrainedModel, object]:
-    """A random model of an architecture of ``EVERY_ARCHITECTURE``, and its tokenizer or processor."""
+    """A random model of an architecture of ``EVERY_ARCHITECTURE``, and its tokenizer or
+    processor.
+    """
     model_type, settings, processor = EVERY_ARCHITECTURE[name]
     if processor in _TOKENIZERS:
         reads = tokenizer(processor)

@@ -17,9 +17,10 @@ _jaxtyped = jaxtyping.jaxtyped
 def jaxtyped(*, typechecker: Callable) -> Callable:
     """The decorator of jaxtyping, for those functions whose annotations name any shapes.
 
-    To make ready for shapes and to compare them takes longer than much of what is computed on tiny models: a function
-    is checked whenever it is called with tensors of other shapes or types than before. Functions without shapes have
-    their types checked by the type checker alone; those inside others, which are made anew at every call, by nothing.
+    To make ready for shapes and to compare them takes longer than much of what is computed on tiny
+    models: a function is checked whenever it is called with tensors of other shapes or types than
+    before. Functions without shapes have their types checked by the type checker alone; those
+    inside others, which are made anew at every call, by nothing.
     """
 
     def decorated(given: object) -> object:
@@ -59,4 +60,8 @@ def _once_for_each_look(plain: Callable, strict: Callable) -> Callable:
 
 
 def _look(value: object) -> object:
-    return (type(value), value.dtype, value.shape) if isinstance(value, torch.Tensor | np.ndarray) else type(value)
+    return (
+        (type(value), value.dtype, value.shape)
+        if isinstance(value, torch.Tensor | np.ndarray)
+        else type(value)
+    )

@@ -1,4 +1,6 @@
-"""Waiting for what other processes do: for an event, and never by the clock, which a busy machine makes run fast."""
+"""Waiting for what other processes do: for an event, and never by the clock, which a busy machine
+makes run fast.
+"""
 
 import subprocess
 import time

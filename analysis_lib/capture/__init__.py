@@ -1,15 +1,24 @@
 """One forward pass of a batch, and the activations of every layer on its way.
 
-Items become batches (``batching.py``). A batch goes through the model once the capture has been checked
-against the plain forward pass (``checked_pass.py``, ``forward_pass.py``). Metrics receive the activations of each layer
-(``activations.py``): vectors (``vectors.py``), attention weights (``attention_rows.py``) and sums of scores
-(``score_sums.py``, where the formula of C_j is). Hidden states come from hooks on the blocks; queries, keys and values
-from transformers' attention interface or from a module's own softmax (``interface.py``), or from hooks where a listed
-model has neither (``hooked.py``).
-What the vectors of a stack stand for is in ``stack_tokens.py``.
+Items become batches (``batching.py``). A batch goes through the model once the capture has been
+checked against the plain forward pass (``checked_pass.py``, ``forward_pass.py``). Metrics receive
+the activations of each layer (``activations.py``): vectors (``vectors.py``), attention weights
+(``attention_rows.py``) and sums of scores (``score_sums.py``, where the formula of C_j is). Hidden
+states come from hooks on the blocks; queries, keys and values from transformers' attention
+interface or from a module's own softmax (``interface.py``), or from hooks where a listed model has
+neither (``hooked.py``). What the vectors of a stack stand for is in ``stack_tokens.py``.
 """
 
-from analysis_lib.capture.activations import BLOCKS, LOSS, MASKED, OUTPUT, SCORES, SPACES, WEIGHTS, Activations
+from analysis_lib.capture.activations import (
+    BLOCKS,
+    LOSS,
+    MASKED,
+    OUTPUT,
+    SCORES,
+    SPACES,
+    WEIGHTS,
+    Activations,
+)
 from analysis_lib.capture.attention_rows import AttentionWeights, Block, Softmax
 from analysis_lib.capture.batching import batches, longest, unreadable
 from analysis_lib.capture.checked_pass import check, lacking, run

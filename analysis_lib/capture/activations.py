@@ -1,4 +1,6 @@
-"""What a metric can ask for and receives, the activations of one layer for one batch, and how they are gathered."""
+"""What a metric can ask for and receives, the activations of one layer for one batch, and how they
+are gathered.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +15,16 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 
-# What a metric can ask for: the vectors of a space; the entropy of attention rows and their weight by type of key;
-# blocks of the weights themselves; or sums of scores.
+# What a metric can ask for: the vectors of a space; the entropy of attention rows and their weight
+# by type of key; blocks of the weights themselves; or sums of scores.
 SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
 BLOCKS = "blocks"
 SCORES = "scores"
 # Of these, what attention alone has.
 OF_ATTENTION = frozenset({"attention_input", "query", "key", "value", WEIGHTS, BLOCKS, SCORES})
-# And what it gives out, beside what it gives out without what is changed: vectors, predictions of the next token, and
-# of tokens that it reads masked, in a pass of its own.
+# And what it gives out, beside what it gives out without what is changed: vectors, predictions of
+# the next token, and of tokens that it reads masked, in a pass of its own.
 OUTPUT, LOSS, MASKED = "output", "loss", "masked"
 # The stack of a decoder's attentions to an encoder, and those of the further attentions of a block.
 CROSS = "cross"
@@ -36,21 +38,25 @@ class Activations:
     """What one layer computed from one batch.
 
     Attributes:
-        layer: 0 for the input of the first block, l for the output of block l. A second stack continues the count, and
-            so do, after all stacks, the attentions of a decoder to an encoder and the further ones of a block.
-        stack: the name of the layer's stack; ``cross`` where a decoder attends to an encoder, ``second`` for the second
-            attention of a block.
+        layer: 0 for the input of the first block, l for the output of block l. A second stack
+            continues the count, and so do, after all stacks, the attentions of a decoder to an
+            encoder and the further ones of a block.
+        stack: the name of the layer's stack; ``cross`` where a decoder attends to an encoder,
+            ``second`` for the second attention of a block.
         part: the path of the block below the model; empty for the input of a stack.
-        tokens: the tokens of the queries, and of the hidden vectors unless those are vectors of a feature map.
-        spaces: the vectors asked for, by their name in ``SPACES``. ``hidden`` is the output of the layer (one head);
-            ``final`` is what a model gives out, where a norm follows its last block (one head): that comes alone, after
-            the last layer of its stack, and has the number of that layer;
-            ``attention_input`` is what its attention projects to keys (one head); ``query``, ``key`` and ``value``
-            are by head, as they enter attention: after bias, normalisation and rotation.
+        tokens: the tokens of the queries, and of the hidden vectors unless those are vectors of a
+            feature map.
+        spaces: the vectors asked for, by their name in ``SPACES``. ``hidden`` is the output of the
+            layer (one head); ``final`` is what a model gives out, where a norm follows its last
+            block (one head): that comes alone, after the last layer of its stack, and has the
+            number of that layer; ``attention_input`` is what its attention projects to keys (one
+            head); ``query``, ``key`` and ``value`` are by head, as they enter attention: after
+            bias, normalisation and rotation.
         attention: its weights, if a metric asked for ``weights`` or ``blocks``.
         scores: sums of the attention scores, if a metric asked for ``scores``.
         attended: whether the layer's attention was captured.
-        output: what the model gives out, if a metric asked for that or for predictions: it comes alone, last.
+        output: what the model gives out, if a metric asked for that or for predictions: it comes
+            alone, last.
     """
 
     layer: int
@@ -68,7 +74,8 @@ Receive = Callable[[Activations], None]
 
 
 class CurrentLayer:
-    """The layer that the forward pass is computing. Tokens, visibility and sums that layers share are computed once.
+    """The layer that the forward pass is computing. Tokens, visibility and sums that layers share
+    are computed once.
 
     Attributes:
         batch: the input of the pass.
@@ -114,7 +121,9 @@ class CurrentLayer:
         )
 
     def tokens_of(self, count: int) -> Tokens:
-        """What the keys of the layer, or vectors that it gives out, stand for, of which there are ``count``."""
+        """What the keys of the layer, or vectors that it gives out, stand for, of which there are
+        ``count``.
+        """
         if self.activations.stack == CROSS:
             return self.encoded
         tokens = self.activations.tokens
@@ -131,7 +140,8 @@ class CurrentLayer:
 
     def vectors(self, values: Tensor, tokens: Tokens) -> Vectors:
         """Hidden vectors, of shape utterance x token x width, as vectors of one head."""
-        # Post-norm attention reads the hidden vectors of the layer before: their sums are computed already.
+        # Post-norm attention reads the hidden vectors of the layer before: their sums are computed
+        # already.
         known = self._previous
         is_known = known is not None and known.tokens is tokens
         if not is_known or known.values.data_ptr() != values.data_ptr():
@@ -147,7 +157,9 @@ class CurrentLayer:
         key_input: Tensor | None,
         visibility: Visibility,
     ) -> None:
-        """Record the vectors of the layer's attention that are needed; what keys are made from may not be known."""
+        """Record the vectors of the layer's attention that are needed; what keys are made from may
+        not be known.
+        """
         spaces = self.activations.spaces
         keys = visibility.keys
         if "query" in self.needs:
@@ -166,9 +178,11 @@ class CurrentLayer:
         query: Tensor,
         key: Tensor,
     ) -> tuple[Visibility, Tensor | None]:
-        """Which keys each query sees, and the mask without empty rows; computed once for a mask that layers share.
+        """Which keys each query sees, and the mask without empty rows; computed once for a mask
+        that layers share.
 
-        Where a model lies on several devices, the layers of all but the first have copies of the mask, each its own.
+        Where a model lies on several devices, the layers of all but the first have copies of the
+        mask, each its own.
         """
         tokens = self.activations.tokens.on(query.device)
         keys = self.tokens_of(key.shape[2]).on(query.device)
@@ -176,7 +190,8 @@ class CurrentLayer:
         if place not in self._visibilities:
             filled = mask
             if mask is not None:
-                # A padded query of local attention may see no key at all, and the softmax of an empty row is NaN.
+                # A padded query of local attention may see no key at all, and the softmax of an
+                # empty row is NaN.
                 filled = mask | ~mask.any(-1, keepdim=True)
             visibility = Visibility.from_mask(mask, tokens, keys)
             if len(self._visibilities) == MASKS_KEPT:

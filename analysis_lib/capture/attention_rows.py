@@ -1,4 +1,5 @@
-"""Attention by blocks of rows: its output, what its rows are like, and what a metric makes of weights.
+"""Attention by blocks of rows: its output, what its rows are like, and what a metric makes of
+weights.
 
 The weights of a layer are never there at once: a few rows are formed at a time, and none is kept.
 """
@@ -14,9 +15,11 @@ from torch.nn import functional
 
 from analysis_lib.capture.tokens import Visibility
 
-# How many scores are formed at once: as many as the cache of a processor holds, or a small part of a GPU's memory.
+# How many scores are formed at once: as many as the cache of a processor holds, or a small part of
+# a GPU's memory.
 SCORES_AT_ONCE, SCORES_AT_ONCE_ON_GPU = 2**19, 2**24
-# How many rows of causal attention are formed at once on a processor: no key after the last of them is.
+# How many rows of causal attention are formed at once on a processor: no key after the last of them
+# is.
 CAUSAL_ROWS = 64
 
 # Some utterances, heads and queries.
@@ -172,7 +175,8 @@ class AttentionWeights:
     Attributes:
         visibility: the tokens of the queries and of the keys, and which pairs are seen.
         blocks: forms the weights, some rows at a time.
-        entropy: −Σ p ln p of each row, in nats, in [0, ln keys]; None unless ``weights`` are needed.
+        entropy: −Σ p ln p of each row, in nats, in [0, ln keys]; None unless ``weights`` are
+            needed.
         mass: the weight that each query gives to the keys of each type; likewise.
         has_sink: whether a learnt sink, a logit beside the scores, takes weight and gives no value.
             It is a last type, and a key of each query.
@@ -316,7 +320,9 @@ def added_to_scores(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Bias and mask as one: where a key is not seen, a number so low that its weight is 0, but finite."""
+    """Bias and mask as one: where a key is not seen, a number so low that its weight is 0, but
+    finite.
+    """
     if mask is None:
         return bias
     lowest = torch.finfo(dtype).min / 2

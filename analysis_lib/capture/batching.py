@@ -20,7 +20,8 @@ from analysis_lib.models.parts import PADDED_TEXTS
 from analysis_lib.models.sounds import steps_of, window_of
 from analysis_lib.models.tokenization import Encoded, encoded, padded
 
-# How many padding tokens a batch of texts may have: about as many as take the time that one more batch takes.
+# How many padding tokens a batch of texts may have: about as many as take the time that one more
+# batch takes.
 MOST_PADDING = 64
 # How many pixels of an image count as one token of a batch.
 PIXELS_PER_TOKEN = 256
@@ -33,7 +34,11 @@ SOUNDS_AT_ONCE = 64
 
 
 def batches(
-    loaded: LoadedModel, items: Sequence, groups: Sequence[int], settings: Settings, reading: Reading
+    loaded: LoadedModel,
+    items: Sequence,
+    groups: Sequence[int],
+    settings: Settings,
+    reading: Reading,
 ) -> Iterator[Batch]:
     """The items as batches, not necessarily in their order.
 
@@ -50,7 +55,9 @@ def batches(
 
 
 def unreadable(loaded: LoadedModel, items: Sequence) -> list[str]:
-    """What is wrong with each image or sound that cannot be read, or is of no length that the model reads."""
+    """What is wrong with each image or sound that cannot be read, or is of no length that the model
+    reads.
+    """
     if loaded.kind == "text":
         return []
 
@@ -68,7 +75,9 @@ def unreadable(loaded: LoadedModel, items: Sequence) -> list[str]:
 
 
 def longest(loaded: LoadedModel) -> str:
-    """How much of a text or sound the model reads at once, such as ``512 tokens`` or ``30 seconds``."""
+    """How much of a text or sound the model reads at once, such as ``512 tokens`` or ``30
+    seconds``.
+    """
     if loaded.kind == "text":
         return f"{loaded.max_length} tokens"
     return f"{_longest_sound(loaded):g} seconds"
@@ -92,7 +101,9 @@ def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -
         reading.windowed += windows and len(text) > limit
         reading.cut += not windows and len(text) > limit
         for part in parts:
-            own = [index for index, framing in zip(part.ids, part.special, strict=True) if not framing]
+            own = [
+                index for index, framing in zip(part.ids, part.special, strict=True) if not framing
+            ]
             reading.unknown += own.count(unknown)
             reading.spelt += sum(own.count(index) for index in special)
         start = text.body.start
@@ -100,7 +111,9 @@ def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -
         found += parts
         owners += [group] * len(parts)
     reading.utterances += len(found)
-    yield from make_batches(loaded, found, owners, settings.special_tokens, settings.tokens_per_batch)
+    yield from make_batches(
+        loaded, found, owners, settings.special_tokens, settings.tokens_per_batch
+    )
 
 
 def make_batches(
@@ -111,11 +124,12 @@ def make_batches(
     tokens_per_batch: int,
     most_padding: int = MOST_PADDING,
 ) -> Iterator[Batch]:
-    """Batches of texts of similar length, each of at most ``tokens_per_batch`` tokens, padding included.
+    """Batches of texts of similar length, each of at most ``tokens_per_batch`` tokens, padding
+    included.
 
-    If padding would change what the model computes, all texts of a batch have one length; if it computes longer texts
-    in another way, none is with shorter ones. A text that is longer than ``tokens_per_batch`` is a batch of its own.
-    Texts of one group are neighbours in their batch.
+    If padding would change what the model computes, all texts of a batch have one length; if it
+    computes longer texts in another way, none is with shorter ones. A text that is longer than
+    ``tokens_per_batch`` is a batch of its own. Texts of one group are neighbours in their batch.
     """
     if loaded.layout.equal_lengths:
         most_padding = 0
@@ -129,41 +143,56 @@ def make_batches(
         length = lengths[i]
         tokens += length
         size = (len(chunks[-1]) + 1) * length if chunks else 0
-        apart = chunks and any(lengths[chunks[-1][0]] <= end < length for end in loaded.length_boundaries)
+        apart = chunks and any(
+            lengths[chunks[-1][0]] <= end < length for end in loaded.length_boundaries
+        )
         if not chunks or apart or size > tokens_per_batch or size - tokens > most_padding:
             chunks.append([])
             tokens = length
         chunks[-1].append(i)
     for chunk in chunks:
         chunk.sort(key=lambda i: groups[i])
-        yield _pad(loaded, [texts[i] for i in chunk], tuple(groups[i] for i in chunk), special_tokens)
+        yield _pad(
+            loaded, [texts[i] for i in chunk], tuple(groups[i] for i in chunk), special_tokens
+        )
 
 
 def _rows(loaded: LoadedModel, texts: Sequence[Encoded]) -> tuple[dict[str, Tensor], Tensor]:
-    """The arguments of the model for texts that are padded to one length, and which tokens frame a text."""
+    """The arguments of the model for texts that are padded to one length, and which tokens frame a
+    text.
+    """
     rows = padded([{**text.columns, "special": text.special} for text in texts], loaded.pad_id)
     special = rows.pop("special")
     return rows, special
 
 
-def _pad(loaded: LoadedModel, texts: list[Encoded], groups: tuple[int, ...], special_tokens: bool) -> Batch:
+def _pad(
+    loaded: LoadedModel, texts: list[Encoded], groups: tuple[int, ...], special_tokens: bool
+) -> Batch:
     inputs, special = _rows(loaded, texts)
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
     read = [(ids, special)]
     if any(stack.tokens == "shifted" for stack in loaded.layout.stacks):
         # No token of a text stands for the one that a decoder starts with.
         read.append((_shifted(loaded, ids, mask), functional.pad(special[:, :-1], (1, 0))))
-        inputs |= {"decoder_input_ids": read[1][0], "decoder_attention_mask": inputs["attention_mask"]}
+        inputs |= {
+            "decoder_input_ids": read[1][0],
+            "decoder_attention_mask": inputs["attention_mask"],
+        }
     types = [loaded.token_types(*part) for part in read]
     silent = None
     if _reads_padding(loaded):
         types = [_to_length(loaded, types[0], mask, TOKEN_TYPES.index("other"))]
         fill = {"input_ids": loaded.pad_id}
-        inputs = {name: _to_length(loaded, part, mask, fill.get(name, 0)) for name, part in inputs.items()}
+        inputs = {
+            name: _to_length(loaded, part, mask, fill.get(name, 0)) for name, part in inputs.items()
+        }
         # The model attends to all of them, as it does to the silence after a sound.
         silent = ~inputs.pop("attention_mask").bool()
         mask = torch.ones_like(silent)
-    tokens = [Tokens(mask, part, groups, special_tokens, silent).on(loaded.device) for part in types]
+    tokens = [
+        Tokens(mask, part, groups, special_tokens, silent).on(loaded.device) for part in types
+    ]
     refuse_untaken(loaded, inputs)
     inputs = {name: values.to(loaded.device) for name, values in inputs.items()}
     if getattr(loaded.model.config, "use_cache", False):
@@ -172,12 +201,15 @@ def _pad(loaded: LoadedModel, texts: list[Encoded], groups: tuple[int, ...], spe
 
 
 def _reads_padding(loaded: LoadedModel) -> bool:
-    """Whether the model was trained on texts that are padded to its length, and sees the padding."""
+    """Whether the model was trained on texts that are padded to its length, and sees the
+    padding.
+    """
     return loaded.model.config.model_type in PADDED_TEXTS
 
 
 def _to_length(loaded: LoadedModel, rows: Tensor, mask: Tensor, fill: int) -> Tensor:
-    """Rows of tokens with padding up to the length of the model, on the side on which its tokenizer pads.
+    """Rows of tokens with padding up to the length of the model, on the side on which its tokenizer
+    pads.
 
     Args:
         rows: with padding at their end.
@@ -193,7 +225,9 @@ def _to_length(loaded: LoadedModel, rows: Tensor, mask: Tensor, fill: int) -> Te
 
 
 def _shifted(loaded: LoadedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """What the decoder of an encoder-decoder reads: the text, one token later, after the token that begins it."""
+    """What the decoder of an encoder-decoder reads: the text, one token later, after the token that
+    begins it.
+    """
     shifted = torch.roll(ids, 1, 1)
     start = getattr(loaded.model.config, "decoder_start_token_id", None)
     # mBART's decoder starts with the last token of the text, which names its language.
@@ -208,7 +242,8 @@ def _prepared(loaded: LoadedModel, item: object, **given: object) -> Mapping[str
         return {name: torch.as_tensor(values) for name, values in found.items()}
     except Exception as error:  # Its settings are not checked before.
         raise AnalysisError(
-            f"{loaded.name}: its {type(loaded.processor).__name__} fails ({type(error).__name__}: {error}): mend its "
+            f"{loaded.name}: its {type(loaded.processor).__name__} fails ({type(error).__name__}: "
+            f"{error}): mend its "
             f"preprocessor_config.json"
         ) from error
 
@@ -223,7 +258,9 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
         prepared = _prepared(loaded, image.load().convert(mode))
         # Processors that keep an image's proportions give each image its own size.
         pixels = prepared["pixel_values"]
-        full = (len(waiting) + 1) * pixels[0, 0].numel() > settings.tokens_per_batch * PIXELS_PER_TOKEN
+        full = (len(waiting) + 1) * pixels[
+            0, 0
+        ].numel() > settings.tokens_per_batch * PIXELS_PER_TOKEN
         if waiting and (full or waiting[-1]["pixel_values"].shape != pixels.shape):
             yield Batch.stacked(loaded, waiting, owners, settings)
             waiting, owners = [], []
@@ -238,7 +275,9 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
 
 
 class _Piece(NamedTuple):
-    """A stretch of sound: a spectrogram or samples as the model reads them, its samples, group and text."""
+    """A stretch of sound: a spectrogram or samples as the model reads them, its samples, group and
+    text.
+    """
 
     prepared: Mapping[str, Tensor]
     samples: int
@@ -275,11 +314,19 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
 
 
 def _add_texts(loaded: LoadedModel, batch: Batch, texts: Sequence[str]) -> None:
-    """Add to a batch of sounds what a decoder reads: the tokens that it starts with, then the text of each sound."""
+    """Add to a batch of sounds what a decoder reads: the tokens that it starts with, then the text
+    of each sound.
+    """
     config, end, rows = loaded.model.config, getattr(loaded.tokenizer, "eos_token_id", None), []
-    for text in encoded(loaded.name, loaded.tokenizer, texts, config.max_target_positions, cut=True):
+    for text in encoded(
+        loaded.name, loaded.tokenizer, texts, config.max_target_positions, cut=True
+    ):
         # Whisper's tokenizer puts the start before a text; what ends it is predicted, and not read.
-        start = [] if text.special[:1] == [True] and text.ids[0] != end else [config.decoder_start_token_id]
+        start = (
+            []
+            if text.special[:1] == [True] and text.ids[0] != end
+            else [config.decoder_start_token_id]
+        )
         kept = text.take(range(len(text) - (text.ids[-1:] == [end])))
         ids, special = [*start, *kept.ids], [True] * len(start) + kept.special
         rows.append(Encoded({"input_ids": ids}, special).beginning(config.max_target_positions))
@@ -305,10 +352,13 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
     samples = recorded.samples
     if recorded.rate != rate:
         common = math.gcd(recorded.rate, rate)
-        samples = scipy.signal.resample_poly(samples, rate // common, recorded.rate // common).astype("float32")
+        samples = scipy.signal.resample_poly(
+            samples, rate // common, recorded.rate // common
+        ).astype("float32")
     reading.without_text += loaded.layout.reads_texts_too and not recorded.text.strip()
     shortest, longest = _shortest(loaded), int(rate * _longest_sound(loaded))
-    # A processor that cuts sounds may look a little beyond the end of its window, for the last steps in it.
+    # A processor that cuts sounds may look a little beyond the end of its window, for the last
+    # steps in it.
     beyond = 0 if window_of(loaded.processor) is None else rate // BEYOND
     for part in reading.split(len(samples), longest, settings.long_texts == "window"):
         length = len(samples[part])
@@ -320,19 +370,23 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
 
 
 def _refuse_length(loaded: LoadedModel, sound: object, recorded: Sound) -> None:
-    """Refuse a sound that is too short to make a vector, or whose text would have to be cut with it."""
+    """Refuse a sound that is too short to make a vector, or whose text would have to be cut with
+    it.
+    """
     rate, shortest = loaded.processor.sampling_rate, _shortest(loaded)
     # As many as there are once it has the model's rate.
     samples = math.ceil(len(recorded.samples) * rate / recorded.rate)
     if samples < shortest:
         raise AnalysisError(
-            f"{sound} lasts {1000 * samples / rate:.0f} ms: this model reads {1000 * shortest / rate:.0f} ms "
+            f"{sound} lasts {1000 * samples / rate:.0f} ms: this model reads "
+            f"{1000 * shortest / rate:.0f} ms "
             f"or more; leave it out"
         )
     longest = int(rate * _longest_sound(loaded))
     if recorded.text and loaded.layout.reads_texts_too and samples > longest:
         raise AnalysisError(
-            f"{sound} is longer than the {longest / rate:g} seconds that this model reads at once, and its text cannot "
+            f"{sound} is longer than the {longest / rate:g} seconds that this model reads at once, "
+            "and its text cannot "
             f"be cut where it is: give its parts, each with its text"
         )
 
@@ -341,8 +395,11 @@ def _shortest(loaded) -> int:
     """How many samples the model needs to make one vector."""
     config, length = loaded.model.config, 1
     if not hasattr(config, "conv_kernel"):
-        # Of a spectrogram, one step; processors that do not say how long it is have one of 10 ms, in windows of 25.
+        # Of a spectrogram, one step; processors that do not say how long it is have one of 10 ms,
+        # in windows of 25.
         return getattr(loaded.processor, "hop_length", loaded.processor.sampling_rate // 40)
-    for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+    for kernel, stride in zip(
+        reversed(config.conv_kernel), reversed(config.conv_stride), strict=True
+    ):
         length = (length - 1) * stride + kernel
     return length

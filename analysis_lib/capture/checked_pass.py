@@ -1,4 +1,6 @@
-"""A forward pass that is captured only after the capture has been checked against the plain forward pass."""
+"""A forward pass that is captured only after the capture has been checked against the plain forward
+pass.
+"""
 
 import itertools
 import math
@@ -11,7 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from analysis_lib.capture.activations import LOSS, MASKED, OF_ATTENTION, SCORES, SPACES, WEIGHTS, Activations, Receive
+from analysis_lib.capture.activations import (
+    LOSS,
+    MASKED,
+    OF_ATTENTION,
+    SCORES,
+    SPACES,
+    WEIGHTS,
+    Activations,
+    Receive,
+)
 from analysis_lib.capture.batching import batches
 from analysis_lib.capture.forward_pass import NotCaptured, captured_pass, given_out
 from analysis_lib.capture.inputs import Batch, Reading, Settings
@@ -24,8 +35,8 @@ from analysis_lib.models.loading import lacks_head
 from analysis_lib.models.outer import answer, is_activated_by_tokens, is_plain_head
 from analysis_lib.models.probe import evaluated
 
-# How far the captured and the plain output may differ, as a share of the largest activation. In float32, some
-# roundings pass without question; in float64, half of the digits must agree.
+# How far the captured and the plain output may differ, as a share of the largest activation. In
+# float32, some roundings pass without question; in float64, half of the digits must agree.
 ROUNDING = 128 * torch.finfo(torch.float32).eps
 AGREEMENT = torch.finfo(torch.float64).eps ** 0.5
 
@@ -38,7 +49,8 @@ def run(
     maps: str = "flatten",
     changes: Changes | None = None,
 ) -> None:
-    """One forward pass of a batch; ``receive`` is called with the :class:`Activations` of layer 0, 1, ... in turn.
+    """One forward pass of a batch; ``receive`` is called with the :class:`Activations` of layer 0,
+    1, ... in turn.
 
     Args:
         needs: what to capture, see ``activations.py``.
@@ -71,7 +83,8 @@ def check(loaded: LoadedModel, batch: Batch) -> None:
 
 
 def _leave_out_plain_head(loaded: LoadedModel, batch: Batch) -> None:
-    """Let the body run alone where a head of transformers, without hooks, gives it what it is given alone.
+    """Let the body run alone where a head of transformers, without hooks, gives it what it is given
+    alone.
 
     Such a head costs time and memory, and may need what a body does not, such as a padding token.
     """
@@ -91,17 +104,27 @@ def _leave_out_plain_head(loaded: LoadedModel, batch: Batch) -> None:
 def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[str, str]:
     """What cannot be captured of a model, of what metrics need, and why; told by a few items.
 
-    They are read only if that is in doubt: in a listed architecture, keys are a linear function of what they are made
-    from if their projection has nothing but weight and bias.
+    They are read only if that is in doubt: in a listed architecture, keys are a linear function of
+    what they are made from if their projection has nothing but weight and bias.
     """
     specs = [*loaded.attending]
     if any(spec.key is None for _, spec in specs):
-        kinds = {type(block.get_submodule(spec.module)).__name__ for block, spec in specs if spec.key is None}
+        kinds = {
+            type(block.get_submodule(spec.module)).__name__
+            for block, spec in specs
+            if spec.key is None
+        }
         reason = f"what the keys of a {min(kinds)} are made from could not be shown"
         loaded.unsupported.update(dict.fromkeys((SCORES, "attention_input"), reason))
-    plain = (is_plain(block.get_submodule(f"{spec.module}.{spec.key}")) for block, spec in specs if spec.key)
+    plain = (
+        is_plain(block.get_submodule(f"{spec.module}.{spec.key}"))
+        for block, spec in specs
+        if spec.key
+    )
     if not loaded.layout.listed or not all(plain):
-        for batch in itertools.islice(batches(loaded, items, [0] * len(items), settings, Reading()), 1):
+        for batch in itertools.islice(
+            batches(loaded, items, [0] * len(items), settings, Reading()), 1
+        ):
             check(loaded, batch)
     for need, objective in ((LOSS, "next"), (MASKED, "masked")):
         if reason := lacks_head(loaded, objective):
@@ -112,13 +135,13 @@ def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[st
 def _check(loaded: LoadedModel, batch: Batch) -> None:
     """Compare the captured forward pass of two utterances with the plain one.
 
-    The two round differently, the more so the larger the scores, and each processor in its own way. Where they differ
-    by more than ``ROUNDING``, they are repeated in float64: an error of the capture is as large there, whereas
-    rounding shrinks by eight orders of magnitude.
+    The two round differently, the more so the larger the scores, and each processor in its own way.
+    Where they differ by more than ``ROUNDING``, they are repeated in float64: an error of the
+    capture is as large there, whereas rounding shrinks by eight orders of magnitude.
 
     Raises:
-        AnalysisError: the model cannot read the batch; they differ by more than rounding, so that no measurement could
-            be trusted; or float64 is needed to decide and cannot be had.
+        AnalysisError: the model cannot read the batch; they differ by more than rounding, so that
+            no measurement could be trusted; or float64 is needed to decide and cannot be had.
     """
     few = batch.head(2)
     try:
@@ -141,11 +164,14 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
         decided_in_double, difference = _decided(loaded, few, _difference(loaded, few))
     if decided_in_double and difference > AGREEMENT:
         raise AnalysisError(
-            f"{loaded.name}: the captured forward pass differs from the plain one by {difference:.1e} of the largest "
-            f"activation in float64, where rounding stays below {AGREEMENT:.1e}: the attention of this architecture "
+            f"{loaded.name}: the captured forward pass differs from the plain one by "
+            f"{difference:.1e} of the largest "
+            f"activation in float64, where rounding stays below {AGREEMENT:.1e}: the attention of "
+            "this architecture "
             f"is not captured exactly, so it cannot be measured; give another model"
         )
-    # If activations are not finite, the shard that follows is refused, and the first such layer named.
+    # If activations are not finite, the shard that follows is refused, and the first such layer
+    # named.
     loaded._checked = not math.isnan(difference)
 
 
@@ -159,7 +185,8 @@ def _decided(loaded: LoadedModel, batch: Batch, difference: float) -> tuple[bool
 
 
 def _difference(loaded: LoadedModel, batch: Batch) -> float:
-    """The largest difference between the captured and the plain output, as a share of the largest activation.
+    """The largest difference between the captured and the plain output, as a share of the largest
+    activation.
 
     NaN if the plain output is not finite.
     """
@@ -171,7 +198,8 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
             raise
         except Exception as error:
             raise AnalysisError(
-                f"{loaded.name} cannot read what its {type(loaded.processor).__name__} makes of the data "
+                f"{loaded.name} cannot read what its {type(loaded.processor).__name__} makes of "
+                "the data "
                 f"({type(error).__name__}: {error}): give the one that belongs to it, or other data"
             ) from error
         within = torch.finfo(loaded.model.dtype).eps ** 0.5
@@ -187,7 +215,8 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
 
 
 def _prove_scores(within: float, activations: Activations) -> None:
-    """Show that what the scores of a layer are made of through its keys adds up to them, over all pairs.
+    """Show that what the scores of a layer are made of through its keys adds up to them, over all
+    pairs.
 
     Args:
         within: the rounding that may part them, as a share of what is added up.
@@ -202,14 +231,18 @@ def _prove_scores(within: float, activations: Activations) -> None:
     counted = scores.visibility.queries.counted[:, None, :, None]
     asked = scores.visibility.over_queries(scores.query * counted)
     by_key = key * (asked if scores.position_query is None else asked + scores.position_query)
-    wanted, size = (scores.by_type(part.sum(-1, keepdim=True)).squeeze(-1) for part in (by_key, by_key.abs()))
+    wanted, size = (
+        scores.by_type(part.sum(-1, keepdim=True)).squeeze(-1) for part in (by_key, by_key.abs())
+    )
     found = sum(term for name, term in scores.terms.items() if name != "position")
     if ((found - wanted).abs() > within * size).any():
         raise NotLinear("what its scores are made of does not add up to them")
 
 
 class _DoublePrecision(TorchFunctionMode):
-    """Inside it nothing is computed in float32, to which transformers converts some norms, rotations and masks."""
+    """Inside it nothing is computed in float32, to which transformers converts some norms,
+    rotations and masks.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -222,7 +255,10 @@ class _DoublePrecision(TorchFunctionMode):
             value = args[1] if len(args) > 1 else kwargs["fill_value"]
             kwargs = {**kwargs, "dtype": torch.float64 if isinstance(value, float) else None}
         args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in kwargs.items()}
+        kwargs = {
+            name: torch.float64 if value is torch.float32 else value
+            for name, value in kwargs.items()
+        }
         return function(*args, **kwargs)
 
 
@@ -246,14 +282,18 @@ def _double(parameter: nn.Parameter) -> nn.Parameter:
 def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
     """A copy of a model and of a batch in float64.
 
-    What was read in half precision or in parts may be large: its copy is read from disk, each part when it is used. Of
-    other models the weights are converted one by one, to keep the memory small.
+    What was read in half precision or in parts may be large: its copy is read from disk, each part
+    when it is used. Of other models the weights are converted one by one, to keep the memory small.
 
     Raises:
         AnalysisError: there is no memory for the copy, or the device has no float64.
     """
     spec = loaded.spec
-    large = spec is not None and (spec.device_map or spec.dtype.endswith("float16")) and loaded.outer is loaded.model
+    large = (
+        spec is not None
+        and (spec.device_map or spec.dtype.endswith("float16"))
+        and loaded.outer is loaded.model
+    )
     try:
         if large and loaded.model._no_split_modules:
             double = load_model(**{**vars(spec), "dtype": "float64", "device_map": {"": "disk"}})
@@ -264,12 +304,15 @@ def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
                 memo |= {id(b): b.double() for b in module.buffers() if b.is_floating_point()}
             double = loaded.copied(memo)
         inputs = {
-            name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+            name: value.double()
+            if isinstance(value, Tensor) and value.is_floating_point()
+            else value
             for name, value in batch.inputs.items()
         }
     except (RuntimeError, TypeError) as error:
         raise AnalysisError(
-            f"{loaded.name}: whether the captured forward pass equals the plain one is in doubt, and a copy of the "
+            f"{loaded.name}: whether the captured forward pass equals the plain one is in doubt, "
+            "and a copy of the "
             f"model in float64, which would decide it, cannot be made on {loaded.device} "
             f"({str(error).splitlines()[0]}): give another device, or free some memory"
         ) from error

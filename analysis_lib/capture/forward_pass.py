@@ -42,7 +42,9 @@ from analysis_lib.models.parts import Attention, Stack
 
 
 class NotCaptured(AnalysisError):
-    """Attention that a block does not compute as it has shown, such as that of a long text by windows."""
+    """Attention that a block does not compute as it has shown, such as that of a long text by
+    windows.
+    """
 
 
 def captured_pass(
@@ -71,7 +73,11 @@ def captured_pass(
             output = given.output
             blocks.finish(output)
         if comparing:
-            plain, last, ids = plain or given, blocks.layer.activations, batch.inputs.get("input_ids")
+            plain, last, ids = (
+                plain or given,
+                blocks.layer.activations,
+                batch.inputs.get("input_ids"),
+            )
             count = last.tokens.mask.shape[1]
             vectors = [_by_token(given_out(part.output), count) for part in (given, plain)]
             tokens = blocks.layer.tokens_of(vectors[0].shape[1]).on(vectors[0].device)
@@ -84,14 +90,18 @@ def captured_pass(
     if blocks.missed and (changes or needs & OF_ATTENTION):
         count = sum(1 for _ in loaded.attending)
         raise NotCaptured(
-            f"{loaded.name}: attention was captured in {count - len({*blocks.missed})} of {count} layers, and not in "
-            f"{blocks.missed[0]}, which computes it in another way for these items than for an example of a few tokens"
+            f"{loaded.name}: attention was captured in {count - len({*blocks.missed})} of {count} "
+            "layers, and not in "
+            f"{blocks.missed[0]}, which computes it in another way for these items than for an "
+            "example of a few tokens"
         )
     return given_out(output)
 
 
 def _of_masked(loaded: LoadedModel, batch: Batch, maps: str, changes: Changes | None) -> Output:
-    """What a masked language model predicts of tokens that it does not see, in a pass of its own."""
+    """What a masked language model predicts of tokens that it does not see, in a pass of its
+    own.
+    """
     hidden, which = masking(loaded, batch)
     plain = given = ask(loaded, hidden, "masked")
     if changes:
@@ -102,7 +112,9 @@ def _of_masked(loaded: LoadedModel, batch: Batch, maps: str, changes: Changes | 
 
 
 def given_out(output: ModelOutput) -> Tensor:
-    """The last vectors that a model gives out; of a backbone, its last map of features; else what it gives first."""
+    """The last vectors that a model gives out; of a backbone, its last map of features; else what
+    it gives first.
+    """
     if isinstance(output, ModelOutput):
         if output.get("last_hidden_state") is not None:
             return output.last_hidden_state
@@ -113,7 +125,9 @@ def given_out(output: ModelOutput) -> Tensor:
 
 
 def _by_token(output: Tensor, count: int) -> Tensor:
-    """Utterance x token x width; of a map, its positions, as a SegFormer gives them out; of a grid, its tokens."""
+    """Utterance x token x width; of a map, its positions, as a SegFormer gives them out; of a grid,
+    its tokens.
+    """
     if output.dim() == 4 and output[0, :, :, 0].numel() == count != output[0, 0].numel():
         return output.flatten(1, 2)
     return map_vectors(output, (), "positions") if output.dim() == 4 else output
@@ -121,10 +135,13 @@ def _by_token(output: Tensor, count: int) -> Tensor:
 
 @contextmanager
 def _capturing(loaded: LoadedModel, blocks: "_Blocks") -> Iterator[None]:
-    """Inside it the model runs with all hooks and our attention function; afterwards it is as it was."""
+    """Inside it the model runs with all hooks and our attention function; afterwards it is as it
+    was.
+    """
     before = loaded.model.config._attn_implementation
     specs = [spec for _, spec in loaded.attending]
-    # Attention that modules compute by themselves runs as it does; they may read another mask for our function.
+    # Attention that modules compute by themselves runs as it does; they may read another mask for
+    # our function.
     on_interface = any(not spec.hooked and not spec.own for spec in specs)
     handles = []
     try:
@@ -142,7 +159,8 @@ def _capturing(loaded: LoadedModel, blocks: "_Blocks") -> Iterator[None]:
 
 
 class _Blocks:
-    """Hooks on the blocks: they number the layers, and hand on the activations of each when its block is done.
+    """Hooks on the blocks: they number the layers, and hand on the activations of each when its
+    block is done.
 
     Attributes:
         missed: the blocks whose attention was not captured.
@@ -183,18 +201,24 @@ class _Blocks:
             for place, block in enumerate(blocks):
                 spec = stack.attention_of(place)
                 # Before each block, not only the first: blocks that share weights run in any order.
-                yield block.register_forward_pre_hook(partial(self._before, stack, names[block]), with_kwargs=True)
+                yield block.register_forward_pre_hook(
+                    partial(self._before, stack, names[block]), with_kwargs=True
+                )
                 yield block.register_forward_hook(partial(self._after, stack), with_kwargs=True)
                 if spec is not None:
                     self._attending.add(names[block])
                     module = block.get_submodule(spec.module)
                     # What is changed stands where its token does.
-                    yield from self.projections.attach(module, spec, changing=not stack.tokens_first)
+                    yield from self.projections.attach(
+                        module, spec, changing=not stack.tokens_first
+                    )
                     yield from self._attend(module, spec)
             for module, name in names.items():
                 if name == stack.amended:
                     self._amended.add(blocks[0])
-                    yield module.register_forward_hook(partial(self._after, stack), with_kwargs=True)
+                    yield module.register_forward_hook(
+                        partial(self._after, stack), with_kwargs=True
+                    )
 
     def _attend(self, module: nn.Module, spec: Attention) -> Iterator[RemovableHandle]:
         """Attach what captures the attention of a module."""
@@ -220,7 +244,12 @@ class _Blocks:
         return changed
 
     def _after(
-        self, stack: Stack, module: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple | list
+        self,
+        stack: Stack,
+        module: nn.Module,
+        args: tuple,
+        _kwargs: dict,
+        output: Tensor | tuple | list,
     ) -> Tensor | tuple | list | None:
         if module in self._amended:
             return None
@@ -236,13 +265,17 @@ class _Blocks:
     def _of_tokens(self, stack: Stack, given: Tensor) -> Tensor:
         """Utterance x token x width, of what a block reads or gives; a map is left as it is.
 
-        A grid of tokens has its positions on two axes. What the model has put behind the vectors of all texts is left
-        out.
+        A grid of tokens has its positions on two axes. What the model has put behind the vectors of
+        all texts is left out.
         """
         if self.loaded.layout.maps:
             return given
         hidden = given.transpose(0, 1) if stack.tokens_first else given.flatten(1, -2)
-        return hidden[:, : self._stack_tokens(stack, hidden, ()).mask.shape[1]] if stack.padded else hidden
+        return (
+            hidden[:, : self._stack_tokens(stack, hidden, ()).mask.shape[1]]
+            if stack.padded
+            else hidden
+        )
 
     def _as_given(self, stack: Stack, hidden: Tensor, given: Tensor) -> Tensor:
         """The vectors of :meth:`_of_tokens`, changed, in place of what they were."""
@@ -251,7 +284,9 @@ class _Blocks:
         return hidden.transpose(0, 1) if stack.tokens_first else hidden.reshape(given.shape)
 
     def _changed(self, stack: Stack, hidden: Tensor, args: tuple) -> Tensor:
-        """The residual stream after what is changed there; the vectors of a map are those at its positions."""
+        """The residual stream after what is changed there; the vectors of a map are those at its
+        positions.
+        """
         is_map = hidden.dim() == 4
         vectors = map_vectors(hidden, args, "positions") if is_map else hidden
         vectors = self.layer.changed("residual", vectors, self._vector_tokens(stack, hidden, args))
@@ -272,18 +307,25 @@ class _Blocks:
         count = len(self.layer.batch.groups)
         if len(hidden) != count:
             raise AnalysisError(
-                f"{self.loaded.name} makes {len(hidden)} sequences of {count} {self.loaded.kind}s: give "
+                f"{self.loaded.name} makes {len(hidden)} sequences of {count} {self.loaded.kind}s: "
+                "give "
                 f"tokens_per_batch=1, so that it reads each alone"
             )
         key = (stack.name, hidden.shape[1])
         if key not in self._tokens:
-            self._tokens[key] = stack_tokens(self.loaded, self.layer.batch, stack.tokens, hidden.shape[1], args)
+            self._tokens[key] = stack_tokens(
+                self.loaded, self.layer.batch, stack.tokens, hidden.shape[1], args
+            )
         return self._tokens[key]
 
     def _vector_tokens(self, stack: Stack, hidden: Tensor, args: tuple) -> Tokens:
         """What the output of the layer stands for: a stage may merge patches."""
         tokens = self.layer.activations.tokens
-        return tokens if token_count(hidden) == tokens.mask.shape[1] else self._stack_tokens(stack, hidden, args)
+        return (
+            tokens
+            if token_count(hidden) == tokens.mask.shape[1]
+            else self._stack_tokens(stack, hidden, args)
+        )
 
     def _hand_on(self, stack: Stack, hidden: Tensor, args: tuple) -> None:
         activations = self.layer.activations
@@ -309,14 +351,23 @@ class _Blocks:
         self.receive(activations)
 
     def finish(self, output: ModelOutput) -> None:
-        """Hand on what the model gives out of a stack, where that is not the output of its last block."""
+        """Hand on what the model gives out of a stack, where that is not the output of its last
+        block.
+        """
         *_, last = self.loaded.stacks
         if not isinstance(output, ModelOutput):
             return
-        given = {"encoder": output.get("encoder_last_hidden_state"), last.name: output.get("last_hidden_state")}
+        given = {
+            "encoder": output.get("encoder_last_hidden_state"),
+            last.name: output.get("last_hidden_state"),
+        }
         for name, (layer, hidden) in self._latest.items():
             final = given.get(name)
-            if final is not None and final.shape == hidden.shape and final.data_ptr() != hidden.data_ptr():
+            if (
+                final is not None
+                and final.shape == hidden.shape
+                and final.data_ptr() != hidden.data_ptr()
+            ):
                 tokens = self._short.get(name, layer.tokens).on(final.device)
                 spaces = {"final": Vectors(wide(final).unsqueeze(1), tokens)}
                 self.receive(Activations(layer.layer, name, "", layer.tokens, spaces))

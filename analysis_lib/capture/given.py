@@ -29,7 +29,8 @@ from analysis_lib.errors import AnalysisError, refuse_all, require_path
 from analysis_lib.models import ModelSpec
 from analysis_lib.models.parts import Layout
 
-# A name of vectors: a number of a layer, after the word for their space; without one, they are hidden.
+# A name of vectors: a number of a layer, after the word for their space; without one, they are
+# hidden.
 _NAME = re.compile(r"(?:(layer|hidden|final|query|key|value)_)?([0-9]{1,6})")
 # In the name of a file, the number of a part of these vectors.
 _PART = re.compile(r"-part_[0-9]+$")
@@ -124,12 +125,21 @@ class LayerVectors:
         axes, first = len(form.split(" x ")), parts[0]
         for part in parts:
             if part.dtype not in FLOATS.values():
-                raise AnalysisError(f"{part.name} holds {part.dtype}: give vectors as {', '.join(FLOATS.values())}")
+                raise AnalysisError(
+                    f"{part.name} holds {part.dtype}: give vectors as {', '.join(FLOATS.values())}"
+                )
             if len(part.shape) not in (axes, axes + 1):
-                raise AnalysisError(f"{part.name} has the shape {part.shape}: give {form}, or utterance x {form}")
-            if (len(part.shape), part.shape[1 - axes :]) != (len(first.shape), first.shape[1 - axes :]):
+                raise AnalysisError(
+                    f"{part.name} has the shape {part.shape}: give {form}, or utterance x {form}"
+                )
+            if (len(part.shape), part.shape[1 - axes :]) != (
+                len(first.shape),
+                first.shape[1 - axes :],
+            ):
                 both = f"{part.name} has the shape {part.shape}, and {first.name} {first.shape}"
-                raise AnalysisError(f"{both}, and both are of {self.name}: give one width, and one form")
+                raise AnalysisError(
+                    f"{both}, and both are of {self.name}: give one width, and one form"
+                )
         self.padded = len(first.shape) > axes
         self.bounds = [0, *itertools.accumulate(part.shape[0] for part in parts)]
         known = [self._lengths_of(part) for part in parts]
@@ -155,33 +165,51 @@ class LayerVectors:
         if self.bounds[-1] != wanted:
             others = f" and {len(self.parts) - 1} more" * (len(self.parts) > 1)
             raise AnalysisError(
-                f"{self.name} has {self.bounds[-1]} {unit}, in {self.parts[0].name}{others}, and the lengths of the "
-                f"{len(lengths)} texts make {wanted}: give the lengths of all, and names by their layer, as layer_3"
+                f"{self.name} has {self.bounds[-1]} {unit}, in {self.parts[0].name}{others}, and "
+                "the lengths of the "
+                f"{len(lengths)} texts make {wanted}: give the lengths of all, and names by their "
+                "layer, as layer_3"
             )
         for part, start in zip(self.parts, self.bounds, strict=False):
-            if self.padded and max(lengths[start : start + part.shape[0]], default=0) > part.shape[1]:
+            if (
+                self.padded
+                and max(lengths[start : start + part.shape[0]], default=0) > part.shape[1]
+            ):
                 raise AnalysisError(
-                    f"{part.name} has {part.shape[1]} vectors a text, and some length is above: mend it"
+                    f"{part.name} has {part.shape[1]} vectors a text, and some length is above: "
+                    "mend it"
                 )
 
     def refuse_mask(self, rows: Sequence[np.ndarray]) -> None:
         """Raise an AnalysisError if a mask with these rows is of other vectors."""
         if not self.padded:
-            raise AnalysisError(f"{self.name} has no padding: leave mask= out, or give utterance x token x width")
+            raise AnalysisError(
+                f"{self.name} has no padding: leave mask= out, or give utterance x token x width"
+            )
         if self.bounds[-1] != len(rows):
-            raise AnalysisError(f"{self.name} has {self.bounds[-1]} texts, and the mask {len(rows)}: give one of each")
+            raise AnalysisError(
+                f"{self.name} has {self.bounds[-1]} texts, and the mask {len(rows)}: give one of "
+                "each"
+            )
         for part, start in zip(self.parts, self.bounds, strict=False):
             for row in rows[start : start + part.shape[0]]:
                 if len(row) != part.shape[1]:
                     raise AnalysisError(
-                        f"{part.name} has {part.shape[1]} vectors a text, and its mask {len(row)}: give one for each"
+                        f"{part.name} has {part.shape[1]} vectors a text, and its mask {len(row)}: "
+                        "give one for each"
                     )
 
     def read(self, texts: Sequence[Text]) -> Tensor:
-        """The vectors of neighbouring texts, utterance x head x token x dim, with zeros after the end of a text."""
+        """The vectors of neighbouring texts, utterance x head x token x dim, with zeros after the
+        end of a text.
+        """
         lengths = [text.length for text in texts]
         first, last = texts[0], texts[-1]
-        start, end = (first.number, last.number + 1) if self.padded else (first.start, last.start + last.length)
+        start, end = (
+            (first.number, last.number + 1)
+            if self.padded
+            else (first.start, last.start + last.length)
+        )
         pieces = []
         longest = slice(max(text.end for text in texts))
         for index in range(self.part_of(start), self.part_of(end - 1) + 1):
@@ -207,7 +235,8 @@ class LayerVectors:
             row = text.number if self.padded else text.start + token
             part = self.parts[self.part_of(row)]
             raise AnalysisError(
-                f"{part.name}: {self.name} has NaN or infinity in text {text.number + 1}: make its vectors again, in a "
+                f"{part.name}: {self.name} has NaN or infinity in text {text.number + 1}: make its "
+                "vectors again, in a "
                 f"precision that carries them, or leave the text out"
             )
 
@@ -218,7 +247,8 @@ class FolderSpec(ModelSpec):
 
 
 class GivenVectors(Source):
-    """Vectors of which a measurement asks what it asks of a :class:`~analysis_lib.models.LoadedModel`.
+    """Vectors of which a measurement asks what it asks of a
+    :class:`~analysis_lib.models.LoadedModel`.
 
     Attributes:
         name: the folder, or ``vectors``.
@@ -247,18 +277,26 @@ class GivenVectors(Source):
             layer, space = _layer_and_space(name, part.name)
             first = names.setdefault((layer, space), name)
             if first != name:
-                raise AnalysisError(f"{first} and {name} are both taken for layer {layer} ({space}): give them apart")
+                raise AnalysisError(
+                    f"{first} and {name} are both taken for layer {layer} ({space}): give them "
+                    "apart"
+                )
             parts.setdefault((layer, space), []).append(part)
         if not parts:
             raise AnalysisError(
-                f"{self.name}: there are no vectors: give {{layer: vectors}}, or files of them named as in layer_3"
+                f"{self.name}: there are no vectors: give {{layer: vectors}}, or files of them "
+                "named as in layer_3"
             )
         self.layers = [LayerVectors(*key, parts[key]) for key in sorted(parts)]
 
     def _in_folder(self, folder: Path) -> Iterator[tuple[str, Part]]:
-        """The arrays of the files, in the order of the numbers in their names, each with its name."""
+        """The arrays of the files, in the order of the numbers in their names, each with its
+        name.
+        """
         if not folder.is_dir():
-            raise AnalysisError(f"there is no folder {folder}: give one of {', '.join(ENDINGS)} files")
+            raise AnalysisError(
+                f"there is no folder {folder}: give one of {', '.join(ENDINGS)} files"
+            )
         read = {}
         faults = []
         for path in sorted(folder.iterdir(), key=_natural_order):
@@ -342,27 +380,37 @@ class GivenVectors(Source):
         """
         if mask is not None:
             if lengths is not None:
-                raise AnalysisError(f"{self.name}: both lengths and mask are given: leave one of them out")
+                raise AnalysisError(
+                    f"{self.name}: both lengths and mask are given: leave one of them out"
+                )
             return self._masked_texts(_mask_rows(mask))
         if lengths is None and not (lengths := self.stored["lengths"]):
             known = [vectors for vectors in self.layers if vectors.lengths]
             lengths = known[0].lengths if known else []
             for vectors in known:
                 if vectors.lengths != lengths:
-                    raise AnalysisError(f"{vectors.name} tells other lengths than {known[0].name}: give lengths of all")
+                    raise AnalysisError(
+                        f"{vectors.name} tells other lengths than {known[0].name}: give lengths of "
+                        "all"
+                    )
         if isinstance(lengths, Tensor):
             lengths = lengths.cpu()
         lengths = np.asarray(lengths)
         if not lengths.size:
             raise AnalysisError(
-                f"{self.name}: how many vectors each text has is not known: give lengths, in a folder as lengths.npy; "
+                f"{self.name}: how many vectors each text has is not known: give lengths, in a "
+                "folder as lengths.npy; "
                 f"1 for each where a vector stands for a whole text"
             )
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
             form = f"{lengths.dtype} of the shape {lengths.shape}"
-            raise AnalysisError(f"{self.name}: the lengths of the texts are {form}: give a whole number for each")
+            raise AnalysisError(
+                f"{self.name}: the lengths of the texts are {form}: give a whole number for each"
+            )
         for number in np.flatnonzero(lengths < 1)[:1]:
-            raise AnalysisError(f"{self.name}: text {number + 1} has the length {lengths[number]}: leave it out")
+            raise AnalysisError(
+                f"{self.name}: text {number + 1} has the length {lengths[number]}: leave it out"
+            )
         lengths = lengths.tolist()
         for vectors in self.layers:
             vectors.refuse_other(lengths)
@@ -376,7 +424,9 @@ class GivenVectors(Source):
         for number, row in enumerate(rows):
             kept = tuple(np.flatnonzero(row).tolist())
             if not kept:
-                raise AnalysisError(f"{self.name}: the mask of text {number + 1} has no token: leave the text out")
+                raise AnalysisError(
+                    f"{self.name}: the mask of text {number + 1} has no token: leave the text out"
+                )
             texts.append(Text(number, start, len(kept), kept))
             start += len(kept)
         return texts
@@ -384,7 +434,9 @@ class GivenVectors(Source):
     def batches(
         self, texts: Sequence[Text], groups: Sequence[int], settings: Settings, reading: Reading
     ) -> Iterator[tuple[Sequence[Text], tuple[int, ...]]]:
-        """Neighbouring texts and their groups, of at most ``tokens_per_batch`` vectors, padding included."""
+        """Neighbouring texts and their groups, of at most ``tokens_per_batch`` vectors, padding
+        included.
+        """
         reading.utterances += len(texts)
         start = longest = 0
         for number, text in enumerate(texts):
@@ -405,7 +457,9 @@ class GivenVectors(Source):
         maps: str = "flatten",
         changes: Changes | None = None,
     ) -> None:
-        """Read a batch; ``receive`` is called with the :class:`Activations` of each layer in turn."""
+        """Read a batch; ``receive`` is called with the :class:`Activations` of each layer in
+        turn.
+        """
         texts, groups = batch
         lengths = torch.tensor([text.length for text in texts])
         tokens = unpadded(groups, int(lengths.max()))
@@ -423,9 +477,13 @@ class GivenVectors(Source):
 
 
 def _in_memory(vectors: Mapping | Sequence) -> Iterator[tuple[str, Part]]:
-    """The arrays, each with the name of its layer. Each array of a list is a text, or several with padding."""
+    """The arrays, each with the name of its layer. Each array of a list is a text, or several with
+    padding.
+    """
     if not isinstance(vectors, Mapping | Sequence):
-        raise AnalysisError(f"the vectors are a {type(vectors).__name__}: give {{layer: vectors}}, or a folder")
+        raise AnalysisError(
+            f"the vectors are a {type(vectors).__name__}: give {{layer: vectors}}, or a folder"
+        )
     if not isinstance(vectors, Mapping):
         _refuse_steps(vectors)
     for key, given in vectors.items() if isinstance(vectors, Mapping) else enumerate(vectors):
@@ -439,9 +497,13 @@ def _in_memory(vectors: Mapping | Sequence) -> Iterator[tuple[str, Part]]:
 
 
 def _array(name: str, given: Any) -> Any:
-    """An array of which rows can be read: one that is sparse by its rows, if it has no further axis."""
+    """An array of which rows can be read: one that is sparse by its rows, if it has no further
+    axis.
+    """
     if isinstance(given, np.ma.MaskedArray):
-        raise AnalysisError(f"{name} is a masked array: give its data, and which tokens are none as mask=")
+        raise AnalysisError(
+            f"{name} is a masked array: give its data, and which tokens are none as mask="
+        )
     if isinstance(given, Tensor) and given.layout != torch.strided:
         return _sparse_rows(given.detach())
     return given.tocsr() if hasattr(given, "tocsr") else given
@@ -460,7 +522,9 @@ def _sparse_rows(given: Tensor) -> Any:
 
 
 def _refuse_steps(vectors: Sequence) -> None:
-    """Raise an AnalysisError for the ``hidden_states`` of ``generate``: steps of layers, not layers of texts."""
+    """Raise an AnalysisError for the ``hidden_states`` of ``generate``: steps of layers, not layers
+    of texts.
+    """
     shapes = []
     for step in vectors:
         shapes_of_step = set()
@@ -473,8 +537,10 @@ def _refuse_steps(vectors: Sequence) -> None:
     is_token = [len(shape) == 3 and shape[1] == 1 for shape in shapes[1:]]
     if is_token and all(is_token) and len(shapes[0]) == 3:
         raise AnalysisError(
-            "the vectors are tuples of arrays of one token, as the hidden_states of generate are, which holds layers "
-            "in steps: give {layer: torch.cat([step[layer] for step in hidden_states], 1)} of each layer, with mask= "
+            "the vectors are tuples of arrays of one token, as the hidden_states of generate are, "
+            "which holds layers "
+            "in steps: give {layer: torch.cat([step[layer] for step in hidden_states], 1)} of each "
+            "layer, with mask= "
             "where prompts are padded; or lists of arrays, if each is of a text"
         )
 
@@ -489,7 +555,8 @@ def _mask_rows(mask: Sequence | np.ndarray | Tensor) -> list[np.ndarray]:
     for row in rows:
         if row.ndim != 1 or row.dtype.kind not in "biuf" or not np.isin(row, (0, 1)).all():
             raise AnalysisError(
-                f"the mask holds {row.dtype} of the shape {row.shape}: give utterance x token, 1 at each token and 0 "
+                f"the mask holds {row.dtype} of the shape {row.shape}: give utterance x token, 1 "
+                "at each token and 0 "
                 f"at padding"
             )
     return rows
@@ -499,7 +566,9 @@ def _layer_and_space(name: str, origin: str) -> tuple[int, str]:
     """The layer and the space of vectors that are called ``layer_3``, ``key_3`` or ``3``."""
     known = _NAME.fullmatch(name)
     if known is None:
-        raise AnalysisError(f"{origin}: name its vectors as in layer_3, query_3, key_3, value_3 or final_3")
+        raise AnalysisError(
+            f"{origin}: name its vectors as in layer_3, query_3, key_3, value_3 or final_3"
+        )
     space, layer = known.groups("hidden")
     return int(layer), "hidden" if space == "layer" else space
 

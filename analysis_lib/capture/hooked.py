@@ -1,8 +1,9 @@
-"""Attention that does not call transformers' interface, reached by hooks: DeBERTa, MPNet, CANINE, CvT, BLOOM and such.
+"""Attention that does not call transformers' interface, reached by hooks: DeBERTa, MPNet, CANINE,
+CvT, BLOOM and such.
 
-Hooks on the projections see queries, keys and values; a hook on the dropout of the attention weights sees the weights.
-What these models add to q·k is in :func:`_position_terms`. CANINE's local attention runs window by
-window; the windows are captured as one attention over all tokens.
+Hooks on the projections see queries, keys and values; a hook on the dropout of the attention
+weights sees the weights. What these models add to q·k is in :func:`_position_terms`. CANINE's local
+attention runs window by window; the windows are captured as one attention over all tokens.
 """
 
 from collections.abc import Iterator
@@ -44,7 +45,9 @@ class HookedAttention:
         _dropout: nn.Module,
         args: tuple,
     ) -> None:
-        """Called with the weights on their way into dropout; the hooks on projections have seen the rest by then."""
+        """Called with the weights on their way into dropout; the hooks on projections have seen the
+        rest by then.
+        """
         layer = self.layer
         call = self.projections.call
         heads = getattr(module, spec.heads)
@@ -94,7 +97,9 @@ def _seen(
     arguments: dict[str, object],
     count: int,
 ) -> Tensor:
-    """Which pairs are seen: those to whose score an argument adds little, or which an attribute of the module names."""
+    """Which pairs are seen: those to whose score an argument adds little, or which an attribute of
+    the module names.
+    """
     mask = arguments.get(name)
     if mask is not None:
         return mask > torch.finfo(mask.dtype).min / 2
@@ -129,8 +134,12 @@ def disentangled_terms(
     arguments: dict[str, object],
     query: Float[Tensor, "utterance head token head_dim"],
     tokens: Tokens,
-) -> tuple[Float[Tensor, "utterance head token token"] | None, Float[Tensor, "utterance head token head_dim"] | None]:
-    """What relative positions add to the scores q_m · k_n of DeBERTa, before scaling; None for a term that it lacks.
+) -> tuple[
+    Float[Tensor, "utterance head token token"] | None,
+    Float[Tensor, "utterance head token head_dim"] | None,
+]:
+    """What relative positions add to the scores q_m · k_n of DeBERTa, before scaling; None for a
+    term that it lacks.
 
     Its disentangled attention has scores between contents and relative positions (He et al. 2021).
 
@@ -139,18 +148,25 @@ def disentangled_terms(
         arguments: of its call, by name.
 
     Returns:
-        The content-to-position score of each pair, q_m · r^K(m − n); and for each key n, Σ_m r^Q(n − m) over the
-        counted queries m: the position-to-content score of a pair is r^Q(n − m) · k_n.
+        The content-to-position score of each pair, q_m · r^K(m − n); and for each key n, Σ_m r^Q(n
+        − m) over the counted queries m: the position-to-content score of a pair is r^Q(n − m) ·
+        k_n.
     """
     count, relative = query.shape[2], arguments["relative_pos"]
     embeddings = arguments["rel_embeddings"]
     if hasattr(module, "pos_ebd_size"):
         span = module.pos_ebd_size
         embeddings = embeddings[: 2 * span]
-        names = ("key_proj", "query_proj") if module.share_att_key else ("pos_key_proj", "pos_query_proj")
+        names = (
+            ("key_proj", "query_proj")
+            if module.share_att_key
+            else ("pos_key_proj", "pos_query_proj")
+        )
     else:
         span = min(count, module.max_relative_positions)
-        embeddings = embeddings[module.max_relative_positions - span : module.max_relative_positions + span]
+        embeddings = embeddings[
+            module.max_relative_positions - span : module.max_relative_positions + span
+        ]
         names = ("pos_proj", "pos_q_proj")
     relative = relative.reshape(-1, count, count)[0].long()
     heads = query.shape[1]
@@ -168,7 +184,8 @@ def disentangled_terms(
         scores = query @ by_distance["c2p"].transpose(1, 2)
         position = scores.gather(-1, index)
     if "p2c" in by_distance:
-        # Row n holds the distance at which each query m meets key n: it is enough to count how often each occurs.
+        # Row n holds the distance at which each query m meets key n: it is enough to count how
+        # often each occurs.
         index = (-relative + span).clamp(0, 2 * span - 1)
         index = index.expand(len(query), -1, -1)
         counted = tokens.counted.to(query.dtype).unsqueeze(1)
@@ -179,7 +196,9 @@ def disentangled_terms(
 
 
 class Window(NamedTuple):
-    """One run of an attention module, over all tokens or over a window of them: what it received, and its weights."""
+    """One run of an attention module, over all tokens or over a window of them: what it received,
+    and its weights.
+    """
 
     query: Float[Tensor, "utterance head token head_dim"]
     key: Float[Tensor, "utterance head key head_dim"]

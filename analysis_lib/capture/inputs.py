@@ -13,7 +13,14 @@ from torch import Tensor
 
 from analysis_lib.capture.interventions import interventions
 from analysis_lib.capture.tokens import Tokens, unpadded
-from analysis_lib.errors import AnalysisError, require_choice, require_flag, require_text, require_whole, shown
+from analysis_lib.errors import (
+    AnalysisError,
+    require_choice,
+    require_flag,
+    require_text,
+    require_whole,
+    shown,
+)
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.outer import parameters_of, takes_all
 from analysis_lib.models.sounds import Steps
@@ -24,16 +31,20 @@ class Settings:
     """What a measurement depends on besides model, corpus and metrics.
 
     Attributes:
-        special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always do.
-        long_texts: ``cut`` reads only the beginning of a text or sound that is longer than the model's limit;
-            ``window`` reads all of it, in windows of that length, each an utterance of its own.
+        special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always
+            do.
+        long_texts: ``cut`` reads only the beginning of a text or sound that is longer than the
+            model's limit; ``window`` reads all of it, in windows of that length, each an utterance
+            of its own.
         tokens_per_batch: how many tokens go through the model at once, padding included.
-        maps: what a vector of a convolutional network is: ``flatten``, the whole feature map of an image, as in Godey
-            et al. (2024, sec. 3.2), or ``positions``, the features at one position of the map.
-        intervention: what is changed on the way: a tuple of :class:`Replace`, made of what ``measure`` takes.
-        tokens: ``all``, or as in ``norm<10x`` those whose hidden vector is shorter than so many times the median norm
-            of its layer, which is that of ``token_norms``, good to 1.1 %. What a layer's attention makes of its input
-            counts if that does. As keys, all take part.
+        maps: what a vector of a convolutional network is: ``flatten``, the whole feature map of an
+            image, as in Godey et al. (2024, sec. 3.2), or ``positions``, the features at one
+            position of the map.
+        intervention: what is changed on the way: a tuple of :class:`Replace`, made of what
+            ``measure`` takes.
+        tokens: ``all``, or as in ``norm<10x`` those whose hidden vector is shorter than so many
+            times the median norm of its layer, which is that of ``token_norms``, good to 1.1 %.
+            What a layer's attention makes of its input counts if that does. As keys, all take part.
 
     Raises:
         AnalysisError: a value that is not allowed.
@@ -55,7 +66,9 @@ class Settings:
         require_text("tokens", self.tokens, tokens_wanted)
         if self.tokens != "all" and not (self.norms_below or 0) > 0:
             raise AnalysisError(f"tokens is {shown(self.tokens)}: give {tokens_wanted}")
-        object.__setattr__(self, "tokens_per_batch", require_whole("tokens_per_batch", self.tokens_per_batch, 1))
+        object.__setattr__(
+            self, "tokens_per_batch", require_whole("tokens_per_batch", self.tokens_per_batch, 1)
+        )
 
     @property
     def norms_below(self) -> float | None:
@@ -89,7 +102,9 @@ class Reading:
     without_text: int = 0
 
     def split(self, length: int, limit: int, windows: bool) -> list[slice]:
-        """The parts of an item to read: one if it fits; else its beginning, or every window. The item is counted."""
+        """The parts of an item to read: one if it fits; else its beginning, or every window. The
+        item is counted.
+        """
         parts = [slice(start, start + limit) for start in range(0, max(length, 1), limit)]
         if len(parts) == 1:
             return parts
@@ -101,7 +116,9 @@ class Reading:
 
 
 def refuse_untaken(loaded: LoadedModel, inputs: Iterable[str]) -> None:
-    """Raise an AnalysisError if what prepares a model's input gives what the model has no argument for."""
+    """Raise an AnalysisError if what prepares a model's input gives what the model has no argument
+    for.
+    """
     # What a head does not take is left out of a pass, as by transformers.Trainer.
     taken = parameters_of(loaded.model)
     if takes_all(taken):
@@ -126,10 +143,12 @@ class Batch:
         inputs: the arguments of the model, by name.
         groups: the jackknife group of each utterance.
         special_tokens: see :class:`Settings`.
-        tokens: of a text. The tokens of images and sounds are known only once the model has made them.
+        tokens: of a text. The tokens of images and sounds are known only once the model has made
+            them.
         shifted: the input of an encoder-decoder's decoder: the same text, one token later.
         lengths: of each sound, in samples.
-        steps: of sounds that a processor has padded to one length, with which sample each vector begins.
+        steps: of sounds that a processor has padded to one length, with which sample each vector
+            begins.
     """
 
     inputs: dict[str, Tensor | bool]
@@ -157,7 +176,8 @@ class Batch:
         """
         inputs = {name: torch.cat([each[name] for each in prepared]) for name in prepared[0]}
         inputs = {
-            n: v.to(loaded.device, loaded.model.dtype if v.is_floating_point() else None) for n, v in inputs.items()
+            n: v.to(loaded.device, loaded.model.dtype if v.is_floating_point() else None)
+            for n, v in inputs.items()
         }
         refuse_untaken(loaded, inputs)
         lengths = None if lengths is None else torch.tensor(lengths, device=loaded.device)
@@ -175,7 +195,9 @@ class Batch:
         return functools.reduce(lambda sum, p: zlib.crc32(_bytes(p), sum), parts, 0)
 
     def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
-        """The tokens of utterances that all have ``count``; see :func:`~analysis_lib.capture.tokens.unpadded`."""
+        """The tokens of utterances that all have ``count``; see
+        :func:`~analysis_lib.capture.tokens.unpadded`.
+        """
         return unpadded(self.groups, count, leading, self.special_tokens).on(self.device)
 
     def head(self, utterances: int) -> "Batch":
@@ -183,4 +205,12 @@ class Batch:
         inputs = {n: v[:utterances] if isinstance(v, Tensor) else v for n, v in self.inputs.items()}
         tokens, shifted = (part and part.head(utterances) for part in (self.tokens, self.shifted))
         lengths = None if self.lengths is None else self.lengths[:utterances]
-        return Batch(inputs, self.groups[:utterances], self.special_tokens, tokens, shifted, lengths, self.steps)
+        return Batch(
+            inputs,
+            self.groups[:utterances],
+            self.special_tokens,
+            tokens,
+            shifted,
+            lengths,
+            self.steps,
+        )

@@ -1,7 +1,9 @@
-"""Attention that calls transformers' interface: the function and the mask registered there, and what they capture.
+"""Attention that calls transformers' interface: the function and the mask registered there, and
+what they capture.
 
-Every model on transformers' attention interface calls the registered function with queries, keys and values after the
-split into heads and after any rotation. It leaves the computation to whoever asked for it with :func:`attended_by`.
+Every model on transformers' attention interface calls the registered function with queries, keys
+and values after the split into heads and after any rotation. It leaves the computation to whoever
+asked for it with :func:`attended_by`.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -17,7 +19,15 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from analysis_lib.capture.activations import BLOCKS, OF_ATTENTION, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
+from analysis_lib.capture.activations import (
+    BLOCKS,
+    OF_ATTENTION,
+    SCORES,
+    WEIGHTS,
+    Activations,
+    CurrentLayer,
+    Receive,
+)
 from analysis_lib.capture.attention_rows import AttentionWeights, Softmax, added_to_scores, attend
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
 from analysis_lib.capture.vectors import wide
@@ -27,14 +37,19 @@ from analysis_lib.models.parts import Attention
 
 # The name under which the attention function is registered.
 IMPLEMENTATION = "analysis_lib"
-# Computes the output of attention by head from the module, query, key, value, mask, bias and scaling.
+# Computes the output of attention by head from the module, query, key, value, mask, bias and
+# scaling.
 Attend = Callable[..., Tensor]
-_under_way: ContextVar[tuple[Collection[nn.Module], Attend | None]] = ContextVar("_under_way", default=((), None))
+_under_way: ContextVar[tuple[Collection[nn.Module], Attend | None]] = ContextVar(
+    "_under_way", default=((), None)
+)
 
 
 @contextmanager
 def attended_by(modules: Collection[nn.Module], attend: Attend) -> Iterator[None]:
-    """Let ``attend`` compute the attention of these modules, if they run with ``IMPLEMENTATION``."""
+    """Let ``attend`` compute the attention of these modules, if they run with
+    ``IMPLEMENTATION``.
+    """
     token = _under_way.set((modules, attend))
     try:
         yield
@@ -49,8 +64,8 @@ class InterfaceAttention:
     Attributes:
         receive: takes what the attentions of ``beside`` have computed.
         own: the modules whose attention is measured.
-        beside: those of them that are not the first attention of a block to its own tokens, with the numbers of these
-            layers, and what their stack is called.
+        beside: those of them that are not the first attention of a block to its own tokens, with
+            the numbers of these layers, and what their stack is called.
     """
 
     layer: CurrentLayer
@@ -95,7 +110,9 @@ class InterfaceAttention:
         return output
 
     def attach(self, module: nn.Module, seen: AttentionSeen) -> Iterator[RemovableHandle]:
-        """Attach the hooks of a module that computes attention by itself; the caller removes the handles."""
+        """Attach the hooks of a module that computes attention by itself; the caller removes the
+        handles.
+        """
 
         def begin(*_: object) -> None:
             seen.begin(lambda attention: self._attend_in_place(module, attention))
@@ -104,7 +121,9 @@ class InterfaceAttention:
         yield module.register_forward_hook(lambda *_: seen.end(), always_call=True)
 
     def _attend_in_place(self, module: nn.Module, attention: OwnAttention) -> Tensor | None:
-        """What takes the place of the output of attention that a module computes by itself, if it is needed."""
+        """What takes the place of the output of attention that a module computes by itself, if it
+        is needed.
+        """
         layer = self.layer
         if not layer.needs & OF_ATTENTION and not layer.changes.reads:
             return None
@@ -168,7 +187,8 @@ class InterfaceAttention:
         layer, call, dtype = self.layer, self.projections.call, query.dtype
         bias = None if bias is None else wide(bias)
         visibility, mask = layer.visibility(mask, query, key)
-        # As they come, tokens before heads, they suit the fused kernel; heads before tokens, all else.
+        # As they come, tokens before heads, they suit the fused kernel; heads before tokens, all
+        # else.
         as_given = wide(query), wide(key), wide(value)
         query, key, value = (values.contiguous() for values in as_given)
         layer.take(query, key, value, call.key_input, visibility)
@@ -240,7 +260,9 @@ def _attention_function(
 
 
 def _unscaled(module: nn.Module, query: Tensor, scaling: float) -> tuple[Tensor, float]:
-    """Queries before scaling, and by what scores are multiplied; Whisper scales its queries beforehand."""
+    """Queries before scaling, and by what scores are multiplied; Whisper scales its queries
+    beforehand.
+    """
     own = getattr(module, "scaling", 1)
     if scaling == 1 != own:
         return query / own, own
@@ -276,7 +298,9 @@ def _unmeasured(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention of capped scores, or with sinks, which the fused kernel does not know, and which is not captured."""
+    """Attention of capped scores, or with sinks, which the fused kernel does not know, and which is
+    not captured.
+    """
     shared_by = query.shape[1] // key.shape[1]
     key, value = (part.repeat_interleave(shared_by, 1) for part in (key, value))
     no_types = query.new_zeros(len(query), 0, key.shape[2])
@@ -289,15 +313,19 @@ def _mask_and_bias(
     mask: Tensor | None,
     bias: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Which pairs are allowed, and what is added to their scores; some models pass both in one tensor.
+    """Which pairs are allowed, and what is added to their scores; some models pass both in one
+    tensor.
 
     Raises:
         AnalysisError: each head has a mask of its own.
     """
     if mask is not None and mask.dtype != torch.bool:
-        # Masked pairs hold the lowest finite number or −∞; BEiT passes its biases in this tensor, too.
+        # Masked pairs hold the lowest finite number or −∞; BEiT passes its biases in this tensor,
+        # too.
         allowed = mask > torch.finfo(mask.dtype).min / 2
-        added = None if (mask[allowed.expand_as(mask)] == 0).all() else torch.where(allowed, mask, 0)
+        added = (
+            None if (mask[allowed.expand_as(mask)] == 0).all() else torch.where(allowed, mask, 0)
+        )
         bias = added if bias is None else bias if added is None else bias + added
         mask = None if allowed.all() else allowed
     _refuse_masks_of_heads(mask)
@@ -306,7 +334,10 @@ def _mask_and_bias(
 
 def _refuse_masks_of_heads(mask: Tensor | None) -> None:
     if mask is not None and mask.shape[1] != 1:
-        raise AnalysisError("this model has a mask for each attention head, which is not measured: give another model")
+        raise AnalysisError(
+            "this model has a mask for each attention head, which is not measured: give another "
+            "model"
+        )
 
 
 def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
@@ -315,7 +346,9 @@ def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
 
 
 def _whole_mask(*args, **kwargs) -> Tensor | None:
-    """transformers' mask for fused attention, always written out: a causal mask left implicit cannot be captured."""
+    """transformers' mask for fused attention, always written out: a causal mask left implicit
+    cannot be captured.
+    """
     return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
 
 

@@ -1,7 +1,8 @@
 """Interventions: what is changed on the way through a model, where, for which tokens, and by what.
 
-A :class:`Replace` says so and is known by its content. :class:`Changes` is what it comes to in one model and corpus:
-means, deviations and vectors of other texts (gathered by ``measurement.interventions``), and how they are put in.
+A :class:`Replace` says so and is known by its content. :class:`Changes` is what it comes to in one
+model and corpus: means, deviations and vectors of other texts (gathered by
+``measurement.interventions``), and how they are put in.
 """
 
 import zlib
@@ -34,34 +35,50 @@ SITES = (
 )
 # Sites at which one of the three that attention receives is made from a changed input.
 SIDES = {"query_side": "query", "key_side": "key", "value_side": "value"}
-MISFIT = "holds no vector for each token, as in attention by windows, and cannot be changed: give another site or layer"
-BY = ("mean", "mean_of_rest", "type_mean", "zero", "centre", "other", "other_of_type", "noise", "nothing")
+MISFIT = (
+    "holds no vector for each token, as in attention by windows, and cannot be changed: "
+    "give another site or layer"
+)
+BY = (
+    "mean",
+    "mean_of_rest",
+    "type_mean",
+    "zero",
+    "centre",
+    "other",
+    "other_of_type",
+    "noise",
+    "nothing",
+)
 
 
 @dataclass(frozen=True)
 class Replace:
-    """A change of the vectors of a site: x becomes x + Bᵀ(c' − c), where c = B x is the part that is replaced.
+    """A change of the vectors of a site: x becomes x + Bᵀ(c' − c), where c = B x is the part that
+    is replaced.
 
     Attributes:
-        where: ``residual`` (what block l gives, or for layer 0 the first block reads, for all that follows; of a map of
-            features, the vectors at its positions),
-            ``attention_input`` (what the attention of layer l reads), ``key_side`` (the keys of layer l are made from a
-            changed input; queries, values and the residual stream are not; so ``query_side`` and ``value_side``),
-            ``query``, ``key``, ``value`` (as they enter attention, by head), or ``weights`` (the chosen tokens are no
-            keys, and nothing takes their place; a query that would see no key at all sees what it saw).
+        where: ``residual`` (what block l gives, or for layer 0 the first block reads, for all that
+            follows; of a map of features, the vectors at its positions),
+            ``attention_input`` (what the attention of layer l reads), ``key_side`` (the keys of
+            layer l are made from a changed input; queries, values and the residual stream are not;
+            so ``query_side`` and ``value_side``), ``query``, ``key``, ``value`` (as they enter
+            attention, by head), or ``weights`` (the chosen tokens are no keys, and nothing takes
+            their place; a query that would see no key at all sees what it saw).
         layers: by their numbers in the tables; None for all that have the site.
         dimensions: B takes these; None for all.
-        directions: B takes the parts along these instead: ``mean`` (of the layer), a number k (its first k principal
-            directions), or vectors, of which an orthonormal basis is taken.
-        tokens: types of tokens as in ``attention_by_token_type``, where ``first`` is the first of each text, whatever
-            its type; None for all.
-        by: what c' is: ``mean`` of c over all tokens of the corpus, ``mean_of_rest`` over those whose types are not
-            among ``tokens``, ``type_mean`` over those of the same type, ``zero``, ``centre`` (c less its mean),
-            ``other`` (c of a token of another text, all of it from one),
-            ``other_of_type`` (of one of the same type), ``noise`` (normal, with the mean and variance of each number
-            of c), or ``nothing``.
+        directions: B takes the parts along these instead: ``mean`` (of the layer), a number k (its
+            first k principal directions), or vectors, of which an orthonormal basis is taken.
+        tokens: types of tokens as in ``attention_by_token_type``, where ``first`` is the first of
+            each text, whatever its type; None for all.
+        by: what c' is: ``mean`` of c over all tokens of the corpus, ``mean_of_rest`` over those
+            whose types are not among ``tokens``, ``type_mean`` over those of the same type,
+            ``zero``, ``centre`` (c less its mean), ``other`` (c of a token of another text, all of
+            it from one), ``other_of_type`` (of one of the same type), ``noise`` (normal, with the
+            mean and variance of each number of c), or ``nothing``.
         but: whether everything but c is replaced.
-        of: whose means and vectors: of the ``same`` texts, or of ``others``: the jackknife groups of other parity.
+        of: whose means and vectors: of the ``same`` texts, or of ``others``: the jackknife groups
+            of other parity.
         seed: of what is drawn.
     """
 
@@ -85,13 +102,19 @@ class Replace:
         object.__setattr__(self, "seed", require_seed("the seed of an intervention", self.seed))
         for kind in self.tokens or ():
             if kind not in TOKEN_TYPES:
-                raise AnalysisError(f"tokens are {kind!r}: give types of tokens, of {', '.join(TOKEN_TYPES)}")
+                raise AnalysisError(
+                    f"tokens are {kind!r}: give types of tokens, of {', '.join(TOKEN_TYPES)}"
+                )
         if self.dimensions is not None and self.directions is not None:
             raise AnalysisError("both dimensions and directions are given: give one of them")
         object.__setattr__(self, "directions", _directions(self.directions))
         if self.by == "mean_of_rest" and self.tokens is None:
-            raise AnalysisError("mean_of_rest is that of the tokens that stay: give the tokens that are replaced")
-        if self.where == "weights" and (self.dimensions is not None or self.directions is not None or self.but):
+            raise AnalysisError(
+                "mean_of_rest is that of the tokens that stay: give the tokens that are replaced"
+            )
+        if self.where == "weights" and (
+            self.dimensions is not None or self.directions is not None or self.but
+        ):
             raise AnalysisError("attention weights have no dimensions: give layers and tokens")
 
     @property
@@ -126,17 +149,22 @@ def _directions(given: object) -> str | int | tuple[tuple[float, ...], ...] | No
         vectors = [torch.as_tensor(one, dtype=torch.float64) for one in given]
         if vectors and not any(one.dim() for one in vectors):
             vectors = [torch.stack(vectors)]
-        if {one.dim() for one in vectors} - {1} or not all(one.isfinite().all() and one.any() for one in vectors):
+        if {one.dim() for one in vectors} - {1} or not all(
+            one.isfinite().all() and one.any() for one in vectors
+        ):
             raise ValueError
         if len({len(one) for one in vectors}) > 1:
             raise ValueError
     except (TypeError, ValueError, RuntimeError):
-        raise AnalysisError(f"directions are not finite, zero, or not of one length: give {wanted}") from None
+        raise AnalysisError(
+            f"directions are not finite, zero, or not of one length: give {wanted}"
+        ) from None
     return tuple(tuple(one.tolist()) for one in vectors)
 
 
 def interventions(given: object) -> tuple[Replace, ...]:
-    """What is given as an intervention: one, several in order, or mappings as of a file; those that change nothing go.
+    """What is given as an intervention: one, several in order, or mappings as of a file; those that
+    change nothing go.
 
     Raises:
         AnalysisError: it is none.
@@ -144,12 +172,18 @@ def interventions(given: object) -> tuple[Replace, ...]:
     if given is None:
         return ()
     is_single = isinstance(given, Replace) or hasattr(given, "keys")
-    several = [given] if is_single else in_order("the intervention", given, "Replace(...), or several in a list")
+    several = (
+        [given]
+        if is_single
+        else in_order("the intervention", given, "Replace(...), or several in a list")
+    )
     found, names = [], [field.name for field in fields(Replace)]
     for one in several:
         if hasattr(one, "keys"):
             if strange := [name for name in one if name not in names]:
-                raise AnalysisError(f"an intervention has no {shown(strange[0])}: give {', '.join(names)}")
+                raise AnalysisError(
+                    f"an intervention has no {shown(strange[0])}: give {', '.join(names)}"
+                )
             if "where" not in one:
                 raise AnalysisError(f"an intervention says where: give one of {', '.join(SITES)}")
             one = Replace(**one)
@@ -161,15 +195,18 @@ def interventions(given: object) -> tuple[Replace, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """What is known of the vectors of one site in one layer: of the even and the odd jackknife groups, and of all.
+    """What is known of the vectors of one site in one layer: of the even and the odd jackknife
+    groups, and of all.
 
     Attributes:
-        counts: how many there are, by half and type of token; the type after the last stands for all.
+        counts: how many there are, by half and type of token; the type after the last stands for
+            all.
         mean: zero where there are none.
         deviation: of each number, by half.
         directions: orthonormal ones, by half, if any were asked for.
         spread: the deviation along each of them, where that is asked for.
-        pools: some vectors, drawn uniformly, and the groups of their texts; for each type, or of all.
+        pools: some vectors, drawn uniformly, and the groups of their texts; for each type, or of
+            all.
     """
 
     counts: Float[Tensor, "half type"]
@@ -199,14 +236,19 @@ class Change:
         return found & tokens.mask
 
     def __call__(
-        self, values: Float[Tensor, "utterance *head token dim"], tokens: Tokens, draws: torch.Generator
+        self,
+        values: Float[Tensor, "utterance *head token dim"],
+        tokens: Tokens,
+        draws: torch.Generator,
     ) -> Tensor:
         """The changed vectors."""
         replace, chosen = self.replace, self.chosen(tokens)
         if not chosen.any():
             return values
         given = wide(values if values.dim() == 4 else values.unsqueeze(1))
-        half = torch.tensor([2 if replace.of == "same" else 1 - group % 2 for group in tokens.groups])
+        half = torch.tensor(
+            [2 if replace.of == "same" else 1 - group % 2 for group in tokens.groups]
+        )
         new = self._new(given, tokens, half, chosen.cpu(), draws)
         if replace.directions is not None:
             basis = self.gathered.directions[half].to(given)
@@ -216,9 +258,13 @@ class Change:
             named = torch.zeros(given.shape[-1], dtype=torch.bool, device=given.device)
             named[list(replace.dimensions)] = True
             new = torch.where(named != replace.but, new, given)
-        return torch.where(chosen[:, None, :, None], new, given).reshape(values.shape).to(values.dtype)
+        return (
+            torch.where(chosen[:, None, :, None], new, given).reshape(values.shape).to(values.dtype)
+        )
 
-    def _new(self, given: Tensor, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator) -> Tensor:
+    def _new(
+        self, given: Tensor, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator
+    ) -> Tensor:
         """What would take the place of whole vectors."""
         replace, gathered = self.replace, self.gathered
         if replace.by == "zero":
@@ -241,15 +287,23 @@ class Change:
         means = means.transpose(1, 2).to(given)
         return given - means if replace.by == "centre" else means
 
-    def _others(self, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator) -> Tensor:
+    def _others(
+        self, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator
+    ) -> Tensor:
         """For each token, a vector of another text."""
         pools = self.gathered.pools
         found = pools[0][0].new_zeros(*chosen.shape, *pools[0][0].shape[1:])
-        kinds = tokens.types.cpu() if self.replace.by == "other_of_type" else torch.zeros_like(chosen, dtype=torch.long)
+        kinds = (
+            tokens.types.cpu()
+            if self.replace.by == "other_of_type"
+            else torch.zeros_like(chosen, dtype=torch.long)
+        )
         for utterance, group in enumerate(tokens.groups):
             for kind in kinds[utterance][chosen[utterance]].unique().tolist():
                 vectors, groups = pools[kind]
-                theirs = (groups != group) & ((half[utterance] == 2) | (groups % 2 == half[utterance]))
+                theirs = (groups != group) & (
+                    (half[utterance] == 2) | (groups % 2 == half[utterance])
+                )
                 candidates = theirs.nonzero().flatten()
                 if not len(candidates):
                     raise self._lacking(kind if len(pools) > 1 else len(TOKEN_TYPES))
@@ -261,7 +315,8 @@ class Change:
     def _lacking(self, kind: int) -> AnalysisError:
         return AnalysisError(
             f"{self.replace.where} of layer {self.layer}: other texts have no token of type "
-            f"{(*TOKEN_TYPES, 'any')[kind]} whose vectors could take the place of one: give more texts, or other tokens"
+            f"{(*TOKEN_TYPES, 'any')[kind]} whose vectors could take the place of one: give more "
+            "texts, or other tokens"
         )
 
 
@@ -271,11 +326,13 @@ def fits(values: Tensor, tokens: Tokens) -> bool:
 
 
 class Changes:
-    """All changes of a pass; what is drawn depends on the seed, the site, the layer and the texts of a batch alone.
+    """All changes of a pass; what is drawn depends on the seed, the site, the layer and the texts
+    of a batch alone.
 
 
     Attributes:
-        limits: by layer, the norm of a hidden vector from which its token does not count; none unless asked for.
+        limits: by layer, the norm of a hidden vector from which its token does not count; none
+            unless asked for.
     """
 
     def __init__(self, changes: Sequence[Change], limits: Mapping[int, float] | None = None):
@@ -295,7 +352,9 @@ class Changes:
         """Whether anything is to be seen or changed at a site."""
         return bool(self)
 
-    def apply(self, where: str, layer: int, values: Tensor, tokens: Tokens, texts: Callable[[], int]) -> Tensor:
+    def apply(
+        self, where: str, layer: int, values: Tensor, tokens: Tokens, texts: Callable[[], int]
+    ) -> Tensor:
         """The vectors of a site in a layer, changed.
 
         Args:

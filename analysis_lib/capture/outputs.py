@@ -22,7 +22,9 @@ PREDICTED = 0.15
 
 @dataclass(eq=False)
 class Given:
-    """What a model gives out for a batch: its output, and, if asked for, logits, utterance x token x word."""
+    """What a model gives out for a batch: its output, and, if asked for, logits, utterance x token
+    x word.
+    """
 
     output: dict
     logits: Tensor | None = None
@@ -34,7 +36,8 @@ class Output:
 
     Attributes:
         cosine: of each vector to the unchanged one.
-        loss: −ln p of a token that is predicted: the one that follows, or, of ``masked``, that which was masked.
+        loss: −ln p of a token that is predicted: the one that follows, or, of ``masked``, that
+            which was masked.
         kl: Kullback-Leibler divergence of the prediction from the unchanged one.
         counted: the tokens that have these numbers.
         masked: whether this is the pass that reads masked tokens.
@@ -55,7 +58,9 @@ def ask(loaded: LoadedModel, batch: Batch, objective: str | None) -> Given:
     return Given(output, predictions.logits)
 
 
-def compared(given: Given, plain: Given, vectors: Sequence[Tensor], ids: Tensor | None, tokens: Tokens) -> Output:
+def compared(
+    given: Given, plain: Given, vectors: Sequence[Tensor], ids: Tensor | None, tokens: Tokens
+) -> Output:
     """The output of a pass beside that of the unchanged one.
 
     Args:
@@ -71,12 +76,18 @@ def compared(given: Given, plain: Given, vectors: Sequence[Tensor], ids: Tensor 
     return Output(counted, cosine, *_prediction(given, plain, functional.pad(ids[:, 1:], (0, 1))))
 
 
-def predicted(given: Given, plain: Given, ids: Tensor, masked: Bool[Tensor, "utterance token"]) -> Output:
+def predicted(
+    given: Given, plain: Given, ids: Tensor, masked: Bool[Tensor, "utterance token"]
+) -> Output:
     """The predictions of masked tokens, beside those of the unchanged pass."""
-    return Output(dict.fromkeys(("loss", "kl"), masked), None, *_prediction(given, plain, ids), masked=True)
+    return Output(
+        dict.fromkeys(("loss", "kl"), masked), None, *_prediction(given, plain, ids), masked=True
+    )
 
 
-def _prediction(given: Given, plain: Given, wanted: Int[Tensor, "utterance token"]) -> tuple[Tensor, Tensor]:
+def _prediction(
+    given: Given, plain: Given, wanted: Int[Tensor, "utterance token"]
+) -> tuple[Tensor, Tensor]:
     loss, kl = (wanted.new_zeros(wanted.shape, dtype=torch.float64) for _ in range(2))
     # One text at a time: words are many.
     for place, words in enumerate(wanted):
@@ -87,7 +98,8 @@ def _prediction(given: Given, plain: Given, wanted: Int[Tensor, "utterance token
 
 
 def masking(loaded: LoadedModel, batch: Batch) -> tuple[Batch, Bool[Tensor, "utterance token"]]:
-    """The batch with 15 % of the tokens of each text masked, one at least, special ones excepted; and which they are.
+    """The batch with 15 % of the tokens of each text masked, one at least, special ones excepted;
+    and which they are.
 
     They depend on the text alone.
 
@@ -96,7 +108,9 @@ def masking(loaded: LoadedModel, batch: Batch) -> tuple[Batch, Bool[Tensor, "utt
     """
     mask = getattr(loaded.processor, "mask_token_id", None)
     if mask is None:
-        raise AnalysisError(f"the tokenizer of {loaded.name} has no mask token: give another metric")
+        raise AnalysisError(
+            f"the tokenizer of {loaded.name} has no mask token: give another metric"
+        )
     ids = batch.inputs["input_ids"]
     special = torch.tensor(loaded.processor.all_special_ids, device=ids.device)
     words = batch.tokens.on(ids.device).mask & ~torch.isin(ids, special)
@@ -106,4 +120,6 @@ def masking(loaded: LoadedModel, batch: Batch) -> tuple[Batch, Bool[Tensor, "utt
         draws = torch.Generator().manual_seed(zlib.crc32(text.numpy().tobytes()))
         order = torch.randperm(len(text), generator=draws)[: max(1, round(PREDICTED * len(text)))]
         chosen[place, own.nonzero().squeeze(-1)[order].to(ids.device)] = True
-    return replace(batch, inputs=batch.inputs | {"input_ids": ids.masked_fill(chosen, mask)}), chosen
+    return replace(
+        batch, inputs=batch.inputs | {"input_ids": ids.masked_fill(chosen, mask)}
+    ), chosen

@@ -1,7 +1,9 @@
-"""Projections of an attention module: hooks on them, the weights of the keys' projection, and the way back through it.
+"""Projections of an attention module: hooks on them, the weights of the keys' projection, and the
+way back through it.
 
-Keys reach the attention interface finished. What their projection read, and what they were before a norm, are seen by
-hooks on the projection and the norm; modules that do not call the interface have hooks on all their projections.
+Keys reach the attention interface finished. What their projection read, and what they were before a
+norm, are seen by hooks on the projection and the norm; modules that do not call the interface have
+hooks on all their projections.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,14 +22,21 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.calls import angles_of, arguments_of, call_with_first, first_of_call, first_vectors
+from analysis_lib.models.calls import (
+    angles_of,
+    arguments_of,
+    call_with_first,
+    first_of_call,
+    first_vectors,
+)
 from analysis_lib.models.devices import in_place, unpacked
 from analysis_lib.models.keys import rotated, split_keys
 from analysis_lib.models.parts import Attention
 
 # Of these, weight and bias are all there is.
 PLAIN = (nn.Linear, Conv1D)
-# The length of the vectors by which another projection is asked for its weights; a power of two costs no digit.
+# The length of the vectors by which another projection is asked for its weights; a power of two
+# costs no digit.
 UNIT = 256.0
 
 
@@ -41,7 +50,8 @@ class AttentionCall:
 
     Attributes:
         arguments: the arguments of the call, by name.
-        projected: the output of the projection of ``query``, ``key`` and ``value``, where there is a hook on it.
+        projected: the output of the projection of ``query``, ``key`` and ``value``, where there is
+            a hook on it.
         key_input: what the projection of keys read, x_n.
         normalised: what a norm of the keys read, and what it gave, where one follows.
         latent: what the norm of latent keys read, and what the projection after it read.
@@ -55,10 +65,12 @@ class AttentionCall:
 
 
 class ProjectionHooks:
-    """Hooks on attention modules and their projections; ``call`` is the latest call that they have seen.
+    """Hooks on attention modules and their projections; ``call`` is the latest call that they have
+    seen.
 
-    Where queries, keys or values are to be made from a changed input, the module runs on that first; of what it then
-    gives to the attention interface, ``sides`` keeps what will take the place of its own.
+    Where queries, keys or values are to be made from a changed input, the module runs on that
+    first; of what it then gives to the attention interface, ``sides`` keeps what will take the
+    place of its own.
     """
 
     def __init__(self, layer: CurrentLayer) -> None:
@@ -66,29 +78,41 @@ class ProjectionHooks:
         self.sides: dict[str, tuple[Tensor, AttentionCall]] = {}
         self.gathering: str | None = None
 
-    def attach(self, module: nn.Module, spec: Attention, changing: bool = True) -> Iterator[RemovableHandle]:
+    def attach(
+        self, module: nn.Module, spec: Attention, changing: bool = True
+    ) -> Iterator[RemovableHandle]:
         """Attach the hooks of an attention module; the caller removes the handles.
 
         Args:
             changing: whether what is changed in the layer is changed here.
         """
-        yield module.register_forward_pre_hook(partial(self._begin, spec, changing), with_kwargs=True)
+        yield module.register_forward_pre_hook(
+            partial(self._begin, spec, changing), with_kwargs=True
+        )
         if spec.key is None:
             return
         # Before and after all that others have hung on it.
-        yield module.get_submodule(spec.key).register_forward_pre_hook(partial(self._read, spec), prepend=True)
+        yield module.get_submodule(spec.key).register_forward_pre_hook(
+            partial(self._read, spec), prepend=True
+        )
         yield module.get_submodule(spec.key).register_forward_hook(partial(self._project, "key"))
         if spec.key_norm:
             yield module.get_submodule(spec.key_norm).register_forward_hook(self._normalise)
         for path in spec.latent or ():
             yield module.get_submodule(path).register_forward_pre_hook(self._pass_on)
         if spec.latent:
-            yield module.get_submodule(spec.latent[1]).register_forward_hook(partial(self._project, "up"))
+            yield module.get_submodule(spec.latent[1]).register_forward_hook(
+                partial(self._project, "up")
+            )
         if spec.hooked:
             for space in ("query", "value"):
                 if (path := getattr(spec, space)) is not None:
-                    yield module.get_submodule(path).register_forward_pre_hook(partial(self._side, f"{space}_side"))
-                    yield module.get_submodule(path).register_forward_hook(partial(self._project, space))
+                    yield module.get_submodule(path).register_forward_pre_hook(
+                        partial(self._side, f"{space}_side")
+                    )
+                    yield module.get_submodule(path).register_forward_hook(
+                        partial(self._project, space)
+                    )
 
     def _begin(
         self, spec: Attention, changing: bool, module: nn.Module, args: tuple, kwargs: dict
@@ -101,7 +125,9 @@ class ProjectionHooks:
             )
         for side, self.gathering in SIDES.items() if changing and not spec.hooked else ():
             if (side, number) in layer.changes:
-                other = call_with_first(args, kwargs, layer.changed(side, first_of_call(args, kwargs)))
+                other = call_with_first(
+                    args, kwargs, layer.changed(side, first_of_call(args, kwargs))
+                )
                 self.call = AttentionCall(arguments_of(module, *other))
                 # Past the hooks on the module; those on its projections see it.
                 module.forward(*other[0], **other[1])
@@ -124,7 +150,9 @@ class ProjectionHooks:
             return (self.layer.changed(side, args[0]), *args[1:])
         return None
 
-    def _project(self, space: str, _module: nn.Module, _args: tuple, output: Tensor | tuple) -> None:
+    def _project(
+        self, space: str, _module: nn.Module, _args: tuple, output: Tensor | tuple
+    ) -> None:
         # I-BERT's give the scale of their quantised numbers, too.
         self.call.projected.setdefault(space, wide(first_vectors(output)))
 
@@ -153,13 +181,17 @@ def key_projection(
         asked: what it has read, for one that only its answers tell.
         answered: what it gave.
     """
-    weight, bias = _weights(projection) if is_plain(projection) else _applied(projection, asked, answered)
+    weight, bias = (
+        _weights(projection) if is_plain(projection) else _applied(projection, asked, answered)
+    )
     of_heads = split_keys(wide(weight).T, fused, heads, key_heads).permute(1, 2, 0)
     return of_heads, None if bias is None else split_keys(wide(bias), fused, heads, key_heads)
 
 
 def is_plain(projection: nn.Module) -> bool:
-    """Whether weight and bias alone decide what a projection gives, and no adapter, hook or quantised layer."""
+    """Whether weight and bias alone decide what a projection gives, and no adapter, hook or
+    quantised layer.
+    """
     hooks = (*projection._forward_hooks.values(), *projection._forward_pre_hooks.values())
     owners = (getattr(getattr(hook, "func", hook), "__self__", None) for hook in hooks)
     replaced = "forward" in vars(projection) and not hasattr(projection, "_hf_hook")
@@ -168,7 +200,9 @@ def is_plain(projection: nn.Module) -> bool:
     return not replaced and all(isinstance(owner, ProjectionHooks) for owner in owners)
 
 
-def _weights(projection: nn.Module) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
+def _weights(
+    projection: nn.Module,
+) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
     with in_place(projection):
         weight = unpacked(projection.weight)
         return weight.T if isinstance(projection, Conv1D) else weight, projection.bias
@@ -177,7 +211,8 @@ def _weights(projection: nn.Module) -> tuple[Float[Tensor, "output width"], Floa
 def _applied(
     projection: nn.Module, asked: Tensor, answered: Tensor
 ) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
-    """W and b (or None) of y = W x + b: the columns of W are the answers to unit vectors less that to zero, b.
+    """W and b (or None) of y = W x + b: the columns of W are the answers to unit vectors less that
+    to zero, b.
 
     Raises:
         NotLinear: what it has answered is not W x + b.
@@ -200,13 +235,16 @@ def _applied(
         answers = wide(first_vectors(projection(units)))[0]
     except (RuntimeError, IndexError) as error:
         name = type(projection).__name__
-        raise NotLinear(f"its keys come from a {name} that answers to no other vectors ({error})") from error
+        raise NotLinear(
+            f"its keys come from a {name} that answers to no other vectors ({error})"
+        ) from error
     bias, columns = answers.split([1, width])
     weight, bias = (columns - bias).T / UNIT, bias[0]
     # NaN is refused where it is summed.
     if (share := error(weight, bias)) > within:
         raise NotLinear(
-            f"its keys come from a {type(projection).__name__} that is not linear (by {share:.1e} of the largest), so "
+            f"its keys come from a {type(projection).__name__} that is not linear (by {share:.1e} "
+            "of the largest), so "
             f"that no dimension has a share of its own in a score"
         )
     return weight, bias if bias.any() else None
@@ -215,7 +253,9 @@ def _applied(
 def projected_by_head(
     module: nn.Module, spec: Attention, projected: dict[str, Tensor], heads: int
 ) -> tuple[Float[Tensor, "utterance head token head_dim"], ...]:
-    """Queries, keys and values of a module with hooks on its projections, from the outputs of these."""
+    """Queries, keys and values of a module with hooks on its projections, from the outputs of
+    these.
+    """
     if spec.fused:
         sizes, place = ((heads, 3, -1), -2) if spec.fused == "by_head" else ((3, heads, -1), -3)
         parts = [*projected["key"].unflatten(-1, sizes).unbind(place)]
@@ -239,7 +279,9 @@ def score_sums(
     position: Tensor | None,
     position_query: Tensor | None = None,
 ) -> ScoreSums:
-    """The sums of scores of a module, which may share each head of keys between several heads of queries."""
+    """The sums of scores of a module, which may share each head of keys between several heads of
+    queries.
+    """
     heads, of_keys, keys = query.shape[1], key_heads // spec.tiled, visibility.keys.mask.shape[1]
     seen = call.key_input, call.projected["key"]
     weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, heads, of_keys, *seen)
@@ -259,8 +301,8 @@ def score_sums(
     is_affine = spec.centred or spec.latent
     if is_affine and bias is not None:
         projected, bias = projected + bias.unsqueeze(1), None
-    # Tᵀ is the transpose of the derivative of T, and where T_n adds something, too, its value at b_K is the part of a
-    # key that does not depend on x_n.
+    # Tᵀ is the transpose of the derivative of T, and where T_n adds something, too, its value at
+    # b_K is the part of a key that does not depend on x_n.
     made, back = torch.func.vjp(_chain(module, spec, call, norm, query), projected)
     offset = made if is_affine and made.any() else None
     return ScoreSums(
@@ -277,32 +319,42 @@ def score_sums(
 
 
 def _scale(norm: nn.Module, read: Tensor, gave: Tensor, centred: bool = False) -> list[Tensor]:
-    """By what a norm multiplies each number, its gains over a size that is taken as a constant; then what it adds.
+    """By what a norm multiplies each number, its gains over a size that is taken as a constant;
+    then what it adds.
 
     Args:
         centred: whether it takes the mean off first, and adds something last.
     """
-    # Past the hooks. It answers to a long vector of equal numbers with its gains; if it is centred, of equal sizes.
+    # Past the hooks. It answers to a long vector of equal numbers with its gains; if it is centred,
+    # of equal sizes.
     long = torch.full_like(read[:1, :1], UNIT)
     read, gave = wide(read), wide(gave)
     if centred:
         shift = wide(norm.forward(torch.zeros_like(long)))
         read, gave = read - read.mean(-1, keepdim=True), gave - shift
         long[..., 1::2] *= -1
-    gains = (wide(norm.forward(long)) - shift) * long.sign() if centred else wide(norm.forward(long))
+    gains = (
+        (wide(norm.forward(long)) - shift) * long.sign() if centred else wide(norm.forward(long))
+    )
     inverse = torch.where(gains != 0, gains.reciprocal(), 0)
     # Of whole vectors, which rounding in half precision changes less than their numbers.
-    sizes = (torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (read * (gains != 0), gave * inverse))
+    sizes = (
+        torch.linalg.vector_norm(part, dim=-1, keepdim=True)
+        for part in (read * (gains != 0), gave * inverse)
+    )
     before, after = sizes
     scale = gains * torch.where(before != 0, after / before, 0)
     return [scale, shift.expand_as(scale)] if centred else [scale]
 
 
-def _norm_of_keys(module: nn.Module, spec: Attention, call: AttentionCall, sizes: tuple[int, int, int]) -> list[Tensor]:
+def _norm_of_keys(
+    module: nn.Module, spec: Attention, call: AttentionCall, sizes: tuple[int, int, int]
+) -> list[Tensor]:
     """What :func:`_scale` has of the norm of keys, utterance x head x key x head_dim.
 
     Args:
-        sizes: how many utterances, keys and heads of keys there are; some norms read the keys of all texts in one row.
+        sizes: how many utterances, keys and heads of keys there are; some norms read the keys of
+            all texts in one row.
     """
     parts = _scale(module.get_submodule(spec.key_norm), *call.normalised, spec.centred)
     if spec.heads_first:
@@ -312,7 +364,9 @@ def _norm_of_keys(module: nn.Module, spec: Attention, call: AttentionCall, sizes
 
 def _chain(
     module: nn.Module, spec: Attention, call: AttentionCall, norm: list[Tensor], query: Tensor
-) -> Callable[[Float[Tensor, "utterance head key width"]], Float[Tensor, "utterance head key head_dim"]]:
+) -> Callable[
+    [Float[Tensor, "utterance head key width"]], Float[Tensor, "utterance head key head_dim"]
+]:
     """T_n of :class:`ScoreSums`, from what the projection of keys gives."""
     angles, heads, rank = angles_of(call.arguments), query.shape[1], 0
     if spec.latent:

@@ -1,4 +1,6 @@
-"""What attention scores are made of: the contribution C_j of each dimension, and the terms beside it."""
+"""What attention scores are made of: the contribution C_j of each dimension, and the terms beside
+it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,17 +13,20 @@ from torch import Tensor
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors
 
-BackThroughKey = Callable[[Float[Tensor, "utterance head #key head_dim"]], Float[Tensor, "utterance head key made"]]
+BackThroughKey = Callable[
+    [Float[Tensor, "utterance head #key head_dim"]], Float[Tensor, "utterance head key made"]
+]
 
 
 @dataclass(eq=False)
 class ScoreSums:
-    r"""The scores q·k of a layer before scaling, summed over pairs of a query and a key that it sees.
+    r"""The scores q·k of a layer before scaling, summed over pairs of a query and a key that it
+    sees.
 
-    A key is k_n = T_n (W_K x_n + b_K), where x_n is the attention input and T_n is what happens to a key after its
-    projection: nothing in BERT (the identity); a rotation by the key's position in rotary models, preceded by the
-    division by its norm where keys are normalised; in latent attention, a second projection. A score is thus linear in
-    x_n,
+    A key is k_n = T_n (W_K x_n + b_K), where x_n is the attention input and T_n is what happens to
+    a key after its projection: nothing in BERT (the identity); a rotation by the key's position in
+    rotary models, preceded by the division by its norm where keys are normalised; in latent
+    attention, a second projection. A score is thus linear in x_n,
 
         q_m · k_n = (T_nᵀ q_m) · (W_K x_n + b_K),
 
@@ -29,29 +34,32 @@ class ScoreSums:
 
         C_j = (T_nᵀ q_m) · (W_K)_j x_nj, with (W_K)_j the column j of W_K.
 
-    T_n does not depend on the query, so the sum over pairs needs none of them. With g_n = T_nᵀ Σ_m q_m,
+    T_n does not depend on the query, so the sum over pairs needs none of them. With g_n = T_nᵀ Σ_m
+    q_m,
 
         Σ_m Σ_n C_j = Σ_n (W_Kᵀ g_n)_j x_nj.
 
-    Where g_n is the same for all keys of an utterance, Σ_n x_n suffices. Over the utterances of a run, at most as many
-    as a batch has, sums run in the model's precision, as those over tokens do.
+    Where g_n is the same for all keys of an utterance, Σ_n x_n suffices. Over the utterances of a
+    run, at most as many as a batch has, sums run in the model's precision, as those over tokens do.
 
-    The norm of a normalised key is taken as a constant, so that the C_j add up to the score less the part of b_K.
-    DeBERTa's position-to-content scores depend on x_n as well: there r_mn joins T_nᵀ q_m.
+    The norm of a normalised key is taken as a constant, so that the C_j add up to the score less
+    the part of b_K. DeBERTa's position-to-content scores depend on x_n as well: there r_mn joins
+    T_nᵀ q_m.
 
     Attributes:
         query: q, after bias, rotation and normalisation.
         inputs: x_n, as vectors of one head.
-        weight: W_K of each head, which makes as many numbers as a key has but in latent attention; grouped heads share
-            theirs.
+        weight: W_K of each head, which makes as many numbers as a key has but in latent attention;
+            grouped heads share theirs.
         bias: b_K of each head, or None.
         visibility: which queries see which keys.
         back: applies T_nᵀ to one vector per key; None for the identity.
-        position: what is added to the score of each pair and does not depend on the key's input: a relative position
-            bias, or DeBERTa's content-to-position score.
-        position_query: for each key, Σ_m r_mn over the queries m that see it, where r_mn · (W_K x_n) is added to the
-            score: DeBERTa's position-to-content score.
-        offset: where T_n adds something, too, as a LayerNorm of keys does, what it makes of b_K, which is None then.
+        position: what is added to the score of each pair and does not depend on the key's input: a
+            relative position bias, or DeBERTa's content-to-position score.
+        position_query: for each key, Σ_m r_mn over the queries m that see it, where r_mn · (W_K
+            x_n) is added to the score: DeBERTa's position-to-content score.
+        offset: where T_n adds something, too, as a LayerNorm of keys does, what it makes of b_K,
+            which is None then.
     """
 
     query: Float[Tensor, "utterance head token head_dim"]
@@ -67,11 +75,14 @@ class ScoreSums:
     @cached_property
     def _asked(self) -> Float[Tensor, "utterance head #key head_dim"]:
         """Σ_m q_m over the counted queries that see key n."""
-        return self.visibility.over_queries(self.query * self.visibility.queries.counted[:, None, :, None])
+        return self.visibility.over_queries(
+            self.query * self.visibility.queries.counted[:, None, :, None]
+        )
 
     @cached_property
     def gradient(self) -> Float[Tensor, "utterance head #key made"]:
-        """∂(Σ scores)/∂(W_K x_n + b_K): Σ_m (T_nᵀ q_m + r_mn) over the counted queries m that see key n.
+        """∂(Σ scores)/∂(W_K x_n + b_K): Σ_m (T_nᵀ q_m + r_mn) over the counted queries m that see
+        key n.
 
         The key axis has length 1 if the sum is the same for all keys.
         """
@@ -80,17 +91,22 @@ class ScoreSums:
 
     @cached_property
     def contributions(self) -> Float[Tensor, "run head kind width"]:
-        """Σ C_j over pairs, by each type that keys have: what each dimension of x_n adds to the scores."""
+        """Σ C_j over pairs, by each type that keys have: what each dimension of x_n adds to the
+        scores.
+        """
         tokens = self.visibility.keys
         if self.gradient.shape[2] == 1:
             # Every key of an utterance meets the same gradient, so the sums of the inputs suffice.
             gradient = torch.einsum("bhne,hed->bhnd", self.gradient, self.weight)
             parts = zip(tokens.split(gradient), tokens.split(self.inputs.kind_sums), strict=True)
             return torch.stack([(part * sums).sum(0) for part, sums in parts])
-        # Head by head: the C_j of all heads, of each key, would take as many times the memory of the inputs.
+        # Head by head: the C_j of all heads, of each key, would take as many times the memory of
+        # the inputs.
         inputs = self.inputs.values.flatten(0, 2)
         by_head = zip(self.gradient.unbind(1), self.weight, strict=True)
-        parts = [tokens.in_bags((part.flatten(0, 1) @ weight).mul_(inputs)) for part, weight in by_head]
+        parts = [
+            tokens.in_bags((part.flatten(0, 1) @ weight).mul_(inputs)) for part, weight in by_head
+        ]
         return torch.stack(parts, 1)
 
     @cached_property
@@ -107,7 +123,11 @@ class ScoreSums:
             terms["position_query"] = self.by_type(by_key).squeeze(-1)
             terms["content"] = terms["content"] - terms["position_query"]
         if self.bias is not None or self.offset is not None:
-            added = self.gradient * self.bias.unsqueeze(1) if self.offset is None else self._asked * self.offset
+            added = (
+                self.gradient * self.bias.unsqueeze(1)
+                if self.offset is None
+                else self._asked * self.offset
+            )
             by_key = added.sum(-1, keepdim=True)
             by_key = by_key.expand(-1, -1, self.inputs.values.shape[2], -1)
             terms["key_bias"] = self.by_type(by_key).squeeze(-1)
@@ -124,10 +144,14 @@ class ScoreSums:
             seen = seen * self.visibility.seen_by
         return (self.position * seen.unsqueeze(1)).sum(2).unsqueeze(-1)
 
-    def by_type(self, values: Float[Tensor, "utterance head #key dim"]) -> Float[Tensor, "run head type dim"]:
+    def by_type(
+        self, values: Float[Tensor, "utterance head #key dim"]
+    ) -> Float[Tensor, "run head type dim"]:
         """Values of the keys, summed by type."""
         keys = self.visibility.keys
         return keys.of_types(self._by_run(keys.kind_masks.to(values.dtype).unsqueeze(1) @ values))
 
-    def _by_run(self, sums: Float[Tensor, "utterance head kind dim"]) -> Float[Tensor, "run head kind dim"]:
+    def _by_run(
+        self, sums: Float[Tensor, "utterance head kind dim"]
+    ) -> Float[Tensor, "run head kind dim"]:
         return torch.stack([part.sum(0) for part in self.visibility.keys.split(sums)])

@@ -34,7 +34,8 @@ class Source(ABC):
 
     Attributes:
         model: what is read: the model, or the vectors themselves.
-        runs_side_by_side: whether several threads, each with a :meth:`replica`, use the cores better than one batch.
+        runs_side_by_side: whether several threads, each with a :meth:`replica`, use the cores
+            better than one batch.
     """
 
     model: Any
@@ -49,7 +50,9 @@ class Source(ABC):
         """Raise an AnalysisError that names every item that cannot be read."""
 
     @abstractmethod
-    def batches(self, items: Sequence, groups: Sequence[int], settings: Settings, reading: Reading) -> Iterator[Batch]:
+    def batches(
+        self, items: Sequence, groups: Sequence[int], settings: Settings, reading: Reading
+    ) -> Iterator[Batch]:
         """The items as batches, with the jackknife group of each; ``reading`` counts them."""
 
     @abstractmethod
@@ -82,8 +85,9 @@ class ModelSource(Source):
     def runs_side_by_side(self) -> bool:
         """Whether a small model on a CPU that nobody else holds.
 
-        Its many small operations wait for one another between any two, if threads share them. Hooks of a model that a
-        program holds may be anybody's, and a model on several devices moves its weights.
+        Its many small operations wait for one another between any two, if threads share them. Hooks
+        of a model that a program holds may be anybody's, and a model on several devices moves its
+        weights.
         """
         spec = self.model.spec
         if self.model.device.type != "cpu" or spec is None or spec.device_map:
@@ -103,13 +107,17 @@ class ModelSource(Source):
             self.refuse_unreadable(items)
             raise
         if any(change.where == "key" for change in settings.intervention):
-            reasons[SCORES] = "its keys are changed after they are made, so that no dimension has a share in them"
+            reasons[SCORES] = (
+                "its keys are changed after they are made, so that no dimension has a share in them"
+            )
         return reasons | unsupported_by(self.model.layout)
 
     def refuse_unreadable(self, items: Sequence) -> None:
         refuse_all(unreadable(self.model, items))
 
-    def batches(self, items: Sequence, groups: Sequence[int], settings: Settings, reading: Reading) -> Iterator[Batch]:
+    def batches(
+        self, items: Sequence, groups: Sequence[int], settings: Settings, reading: Reading
+    ) -> Iterator[Batch]:
         return batches(self.model, items, groups, settings, reading)
 
     def run(

@@ -21,7 +21,8 @@ class Owners:
 
     def __init__(self, groups: Iterable[int]):
         self.groups = tuple(groups)
-        # By the groups of the sums: the place of the sum that each entry joins; on a GPU, its :func:`_membership`.
+        # By the groups of the sums: the place of the sum that each entry joins; on a GPU, its
+        # :func:`_membership`.
         self._joins: dict[tuple[int, ...], Tensor] = {}
 
     @cached_property
@@ -31,9 +32,15 @@ class Owners:
 
     def not_in(self, groups: tuple[int, ...]) -> tuple[int, ...]:
         """The groups that occur and are not among these."""
-        return () if groups in self._joins else tuple(group for group in self.distinct if group not in groups)
+        return (
+            ()
+            if groups in self._joins
+            else tuple(group for group in self.distinct if group not in groups)
+        )
 
-    def add_to(self, sums: Float[Tensor, "group *rest"], groups: tuple[int, ...], values: Tensor) -> None:
+    def add_to(
+        self, sums: Float[Tensor, "group *rest"], groups: tuple[int, ...], values: Tensor
+    ) -> None:
         """Add each entry of ``values`` to the sum of its group, in the precision of the sums.
 
         Args:
@@ -49,13 +56,17 @@ class Owners:
             _add_in_order(sums, self._joins[groups], values)
 
 
-def _membership(places: Int[Tensor, " entry"], sums: Float[Tensor, "group *rest"]) -> Float[Tensor, "group entry"]:
+def _membership(
+    places: Int[Tensor, " entry"], sums: Float[Tensor, "group *rest"]
+) -> Float[Tensor, "group entry"]:
     """1 where an entry is to join a sum, else 0."""
     return functional.one_hot(places, len(sums)).T.to(sums.device, sums.dtype)
 
 
 def _add_in_order(sums: Tensor, members: Float[Tensor, "group entry"], values: Tensor) -> None:
-    """Like ``index_add_``, which adds in any order on a GPU, so that no two runs would have the same bytes."""
+    """Like ``index_add_``, which adds in any order on a GPU, so that no two runs would have the
+    same bytes.
+    """
     sums.view(len(sums), -1).addmm_(members, values.reshape(len(values), -1))
 
 
@@ -63,16 +74,18 @@ def _add_in_order(sums: Tensor, members: Float[Tensor, "group entry"], values: T
 class Tokens:
     """The tokens of each utterance of a batch.
 
-    A token counts if its vectors and queries enter the tables. As a key, every token but padding takes part.
+    A token counts if its vectors and queries enter the tables. As a key, every token but padding
+    takes part.
 
     Attributes:
         mask: True at a token, False at padding.
         types: the type of each token, an index into ``TOKEN_TYPES``; meaningless at padding.
         groups: the jackknife group of each utterance.
         special_tokens: whether tokens of ``SPECIAL_TYPES`` count.
-        silent: True at tokens that the model attends to but that are not part of the item, such as the silence that
-            Whisper appends to a short sound; these do not count.
-        long: of these, tokens whose vectors are longer than a measurement counts; see :meth:`shorter_than`.
+        silent: True at tokens that the model attends to but that are not part of the item, such as
+            the silence that Whisper appends to a short sound; these do not count.
+        long: of these, tokens whose vectors are longer than a measurement counts; see
+            :meth:`shorter_than`.
     """
 
     mask: Bool[Tensor, "utterance token"]
@@ -84,7 +97,9 @@ class Tokens:
     _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
 
     def on(self, device: torch.device) -> "Tokens":
-        """The same tokens on a device, such as one that holds a part of the model; copied to each device once."""
+        """The same tokens on a device, such as one that holds a part of the model; copied to each
+        device once.
+        """
         if device == self.mask.device:
             return self
         if device not in self._elsewhere:
@@ -101,7 +116,9 @@ class Tokens:
 
     @cached_property
     def kinds(self) -> list[int]:
-        """The places in ``TOKEN_TYPES`` of types that occur; on a GPU of all, since it would have to be waited for."""
+        """The places in ``TOKEN_TYPES`` of types that occur; on a GPU of all, since it would have
+        to be waited for.
+        """
         if self.mask.device.type != "cpu":
             return [*range(len(TOKEN_TYPES))]
         return self.type_masks.any(0).any(-1).nonzero().squeeze(-1).tolist()
@@ -109,24 +126,40 @@ class Tokens:
     @cached_property
     def kind_masks(self) -> Float[Tensor, "utterance kind token"]:
         """``type_masks`` of the types that occur."""
-        return self.type_masks if len(self.kinds) == len(TOKEN_TYPES) else self.type_masks[:, self.kinds]
+        return (
+            self.type_masks
+            if len(self.kinds) == len(TOKEN_TYPES)
+            else self.type_masks[:, self.kinds]
+        )
 
     @cached_property
     def _bags(self) -> tuple[Int[Tensor, " place"], Int[Tensor, " bag"]]:
-        """The places of all tokens, ordered by run and type, and where each of these begins; padding comes last."""
-        run = torch.tensor([place for place, (_, rows) in enumerate(self.runs) for _ in range(rows.start, rows.stop)])
+        """The places of all tokens, ordered by run and type, and where each of these begins;
+        padding comes last.
+        """
+        run = torch.tensor(
+            [
+                place
+                for place, (_, rows) in enumerate(self.runs)
+                for _ in range(rows.start, rows.stop)
+            ]
+        )
         kind, last = self.kind_masks.argmax(1), len(self.runs) * len(self.kinds)
         bags = run.to(kind.device).unsqueeze(1) * len(self.kinds) + kind
         found, order = torch.where(self.mask, bags, last).flatten().sort(stable=True)
         return order, torch.searchsorted(found, torch.arange(last + 1, device=found.device))
 
     def in_bags(self, values: Float[Tensor, "place dim"]) -> Float[Tensor, "run kind dim"]:
-        """Values of the tokens of all utterances, one after another, summed by run and by type that occurs."""
+        """Values of the tokens of all utterances, one after another, summed by run and by type that
+        occurs.
+        """
         order, begins = self._bags
         sums = functional.embedding_bag(order, values, begins, mode="sum")
         return sums[:-1].unflatten(0, (len(self.runs), len(self.kinds)))
 
-    def of_types(self, values: Shaped[Tensor, "_ head kind dim"]) -> Shaped[Tensor, "_ head type dim"]:
+    def of_types(
+        self, values: Shaped[Tensor, "_ head kind dim"]
+    ) -> Shaped[Tensor, "_ head type dim"]:
         """Values by the types that occur as values by all types."""
         if len(self.kinds) == len(TOKEN_TYPES):
             return values
@@ -142,7 +175,9 @@ class Tokens:
 
     @cached_property
     def runs(self) -> list[tuple[int, slice]]:
-        """Neighbouring utterances of one jackknife group: the group, and where they are in the batch."""
+        """Neighbouring utterances of one jackknife group: the group, and where they are in the
+        batch.
+        """
         found, start = [], 0
         for group, same in itertools.groupby(self.groups):
             found.append((group, slice(start, start := start + len([*same]))))
@@ -158,7 +193,9 @@ class Tokens:
         """Of the runs."""
         return Owners(group for group, _ in self.runs)
 
-    def split(self, values: Shaped[Tensor, "utterance *rest"]) -> tuple[Shaped[Tensor, "_ *rest"], ...]:
+    def split(
+        self, values: Shaped[Tensor, "utterance *rest"]
+    ) -> tuple[Shaped[Tensor, "_ *rest"], ...]:
         """Values of the utterances, a part for each run."""
         return values.split([rows.stop - rows.start for _, rows in self.runs])
 
@@ -173,7 +210,9 @@ class Tokens:
         return slice(None) if self.special_tokens else slice(len(SPECIAL_TYPES), None)
 
     def shorter_than(self, limit: float, hidden: Float[Tensor, "utterance token dim"]) -> "Tokens":
-        """The same, of which those whose hidden vector is as long as the limit, or longer, do not count."""
+        """The same, of which those whose hidden vector is as long as the limit, or longer, do not
+        count.
+        """
         long = self.mask & ~(torch.linalg.vector_norm(hidden, dim=-1) < limit)
         return replace(self, silent=long if self.silent is None else self.silent | long, long=long)
 
@@ -184,10 +223,16 @@ class Tokens:
         return Tokens(*parts, self.special_tokens, silent)
 
 
-def unpadded(groups: tuple[int, ...], count: int, leading: Sequence[str] = (), special_tokens: bool = True) -> Tokens:
-    """``count`` tokens for each utterance: some of the types that ``leading`` names, then others."""
+def unpadded(
+    groups: tuple[int, ...], count: int, leading: Sequence[str] = (), special_tokens: bool = True
+) -> Tokens:
+    """``count`` tokens for each utterance: some of the types that ``leading`` names, then
+    others.
+    """
     types = torch.full((len(groups), count), TOKEN_TYPES.index("other"))
-    types[:, : len(leading)] = torch.tensor([TOKEN_TYPES.index(name) for name in leading], dtype=torch.long)
+    types[:, : len(leading)] = torch.tensor(
+        [TOKEN_TYPES.index(name) for name in leading], dtype=torch.long
+    )
     return Tokens(torch.ones_like(types, dtype=torch.bool), types, groups, special_tokens)
 
 
@@ -199,7 +244,8 @@ class Visibility:
         queries: the tokens of the queries.
         keys: the tokens of the keys.
         causal: whether query m sees the keys n ≤ m only.
-        seen_by: 1 where a query sees a key, else 0; None if each sees all keys, or if attention is causal.
+        seen_by: 1 where a query sees a key, else 0; None if each sees all keys, or if attention is
+            causal.
     """
 
     queries: Tokens
@@ -229,11 +275,13 @@ class Visibility:
         """Whether every query sees every key."""
         return not self.causal and self.seen_by is None
 
-    def over_queries(self, values: Float[Tensor, "*batch token dim"]) -> Float[Tensor, "*batch key dim"]:
+    def over_queries(
+        self, values: Float[Tensor, "*batch token dim"]
+    ) -> Float[Tensor, "*batch key dim"]:
         """For each key n, the sum of ``values`` over the queries m that see it: Σ_m values_m.
 
-        If every query sees every key, the sum is the same for all keys, and the key axis has length 1. In causal
-        attention it is the sum over m ≥ n, a cumulative sum from the end.
+        If every query sees every key, the sum is the same for all keys, and the key axis has length
+        1. In causal attention it is the sum over m ≥ n, a cumulative sum from the end.
         """
         if self.everyone:
             return values.sum(-2, keepdim=True)
@@ -254,23 +302,33 @@ class Visibility:
 
     @cached_property
     def pairs(self) -> Float[Tensor, "utterance type"]:
-        """How many pairs of a counted query and a key that it sees there are, by the type of the key."""
+        """How many pairs of a counted query and a key that it sees there are, by the type of the
+        key.
+        """
         return self._by_type(self.queries.counted.double())
 
     @cached_property
     def uniform(self) -> Float[Tensor, "utterance type"]:
-        """The weight by type of the key, summed over counted queries, if each spreads it evenly over what it sees."""
+        """The weight by type of the key, summed over counted queries, if each spreads it evenly
+        over what it sees.
+        """
         return self._by_type(self.queries.counted / self.seen.clamp_min(1))
 
     @cached_property
     def with_sink(self) -> tuple[Tensor, Tensor, Tensor]:
-        """``seen``, ``pairs`` and ``uniform`` where each query sees a sink, too: the last of the types."""
+        """``seen``, ``pairs`` and ``uniform`` where each query sees a sink, too: the last of the
+        types.
+        """
         counted, seen = self.queries.counted.double(), self.seen + 1
         pairs = torch.cat([self.pairs, counted.sum(1, keepdim=True)], 1)
-        uniform = torch.cat([self._by_type(counted / seen), (counted / seen).sum(1, keepdim=True)], 1)
+        uniform = torch.cat(
+            [self._by_type(counted / seen), (counted / seen).sum(1, keepdim=True)], 1
+        )
         return seen, pairs, uniform
 
     def _by_type(self, values: Float[Tensor, "utterance token"]) -> Float[Tensor, "utterance type"]:
         """The values of the queries, summed over pairs with a key that they see, by its type."""
-        of_key = self.over_queries(values.unsqueeze(-1)).squeeze(-1).expand(-1, self.keys.mask.shape[1])
+        of_key = (
+            self.over_queries(values.unsqueeze(-1)).squeeze(-1).expand(-1, self.keys.mask.shape[1])
+        )
         return (self.keys.type_masks.double() @ of_key.unsqueeze(-1)).squeeze(-1)

@@ -10,7 +10,9 @@ from analysis_lib.capture.tokens import Tokens
 
 
 def wide(values: Tensor) -> Tensor:
-    """The values, of half precision in single precision: their sums would lose most of what they add."""
+    """The values, of half precision in single precision: their sums would lose most of what they
+    add.
+    """
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
@@ -19,11 +21,12 @@ SMALLEST_NORM, LARGEST_NORM = 1e-15, 1e18
 
 
 class Vectors:
-    """The vectors of one space in one layer of a batch, with the sums over tokens that metrics share.
+    """The vectors of one space in one layer of a batch, with the sums over tokens that metrics
+    share.
 
-    Each sum is computed once, when it is first asked for. Over the tokens of one utterance, at most a few hundred
-    terms, it runs in the model's precision, or in single precision where that is half; metrics add up utterances in
-    float64.
+    Each sum is computed once, when it is first asked for. Over the tokens of one utterance, at most
+    a few hundred terms, it runs in the model's precision, or in single precision where that is
+    half; metrics add up utterances in float64.
 
     Attributes:
         values: the vectors; hidden vectors have one head.
@@ -43,7 +46,9 @@ class Vectors:
     def norms(self) -> Float[Tensor, "utterance head token"]:
         """‖x‖₂ of every vector, 0 where the token does not count."""
         if self._is_out_of_scale:
-            norms = torch.linalg.vector_norm(self.values, dim=-1, dtype=torch.float64).to(self.values.dtype)
+            norms = torch.linalg.vector_norm(self.values, dim=-1, dtype=torch.float64).to(
+                self.values.dtype
+            )
         else:
             norms = self._plain_norms
         return norms * self.tokens.counted.unsqueeze(1)
@@ -54,7 +59,9 @@ class Vectors:
 
     @cached_property
     def _is_out_of_scale(self) -> bool:
-        """Whether single precision does not carry the squares of some vectors, so that double precision is needed."""
+        """Whether single precision does not carry the squares of some vectors, so that double
+        precision is needed.
+        """
         if self.values.dtype == torch.float64 or self.values.device.type != "cpu":
             # Where a GPU computes, to look would mean to wait for it.
             return self.values.device.type == "cuda" and self.values.dtype != torch.float64
@@ -63,7 +70,9 @@ class Vectors:
 
     @cached_property
     def nonzero(self) -> Float[Tensor, "utterance head"]:
-        """How many vectors that count are not zero: a zero vector has no direction and enters no cosine."""
+        """How many vectors that count are not zero: a zero vector has no direction and enters no
+        cosine.
+        """
         # Not "> 0", which would count NaN as zero and hide it.
         return (self.norms != 0).sum(-1).double()
 
@@ -80,7 +89,9 @@ class Vectors:
     @cached_property
     def _both_sums(self) -> Float[Tensor, "utterance head 2 dim"]:
         # In one product: to read the vectors takes longer than to add them.
-        counted = self.tokens.counted.to(self.values.dtype).unsqueeze(1).expand(self.values.shape[:3])
+        counted = (
+            self.tokens.counted.to(self.values.dtype).unsqueeze(1).expand(self.values.shape[:3])
+        )
         return torch.stack([self._inverse_norms, counted], -2) @ self.values
 
     @cached_property
@@ -112,6 +123,8 @@ class Vectors:
         if self.tokens.silent is None:
             sums = self.tokens.of_types(self.kind_sums)
         else:
-            masks = (self.tokens.type_masks * self.tokens.counted.unsqueeze(1)).to(self.values.dtype)
+            masks = (self.tokens.type_masks * self.tokens.counted.unsqueeze(1)).to(
+                self.values.dtype
+            )
             sums = masks.unsqueeze(1) @ self.values
         return sums[:, :, self.tokens.counted_types]

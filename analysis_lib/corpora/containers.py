@@ -1,7 +1,8 @@
-"""What libsndfile leaves open about the file of a sound: recordings that were joined, and lengths that no header gives.
+"""What libsndfile leaves open about the file of a sound: recordings that were joined, and lengths
+that no header gives.
 
-Programs that write to a pipe cannot go back to the header, in which the length stands. They leave 0 there, or the
-largest number that it holds.
+Programs that write to a pipe cannot go back to the header, in which the length stands. They leave 0
+there, or the largest number that it holds.
 """
 
 import re
@@ -15,11 +16,14 @@ _BEGINNINGS = {
     b"riff": re.compile(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00"),
     b"caff": re.compile(rb"caff\x00\x01\x00\x00desc"),
     b"FORM": re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL),
-    # Where the samples begin, how many bytes they have, how they are written, and one of a few dozen encodings.
-    b".snd": re.compile(rb"\.snd\x00\x00.{2}.{4}\x00\x00\x00[\x01-\x1b]\x00[\x00-\x0f].{2}\x00\x00\x00", re.DOTALL),
+    # Where the samples begin, how many bytes they have, how they are written, and one of a few
+    # dozen encodings.
+    b".snd": re.compile(
+        rb"\.snd\x00\x00.{2}.{4}\x00\x00\x00[\x01-\x1b]\x00[\x00-\x0f].{2}\x00\x00\x00", re.DOTALL
+    ),
 }
-# An MP3 has no header, but most encoders put a frame before the sound, with Xing or Info behind one of three numbers of
-# zeros.
+# An MP3 has no header, but most encoders put a frame before the sound, with Xing or Info behind one
+# of three numbers of zeros.
 _FIRST_OF_MP3 = re.compile(rb"\xff[\xe0-\xff]..(?:\0{9}|\0{17}|\0{32})(?:Xing|Info)", re.DOTALL)
 # In a page of an OGG, the mark of one that begins a stream.
 _OGG, _OGG_BEGINNING = b"OggS", 2
@@ -35,13 +39,19 @@ def recordings(content: bytes) -> list[int]:
     if not is_tagged and content[:1] != b"\xff":
         return [0]
     # The length of a tag is written in groups of seven bits.
-    tag = 10 + sum(bits << 7 * place for place, bits in enumerate(content[9:5:-1])) if is_tagged else 0
+    tag = (
+        10 + sum(bits << 7 * place for place, bits in enumerate(content[9:5:-1]))
+        if is_tagged
+        else 0
+    )
     starts = [match.start() for match in _FIRST_OF_MP3.finditer(content)]
     return [0, *(start for start in starts if content[tag:start].strip(b"\0"))]
 
 
 def _ogg_recordings(content: bytes) -> list[int]:
-    """Where pages of an OGG begin a stream after other pages: several streams may begin side by side."""
+    """Where pages of an OGG begin a stream after other pages: several streams may begin side by
+    side.
+    """
     starts, place, begins = [], 0, False
     while content[place : place + 4] == _OGG and place + 27 <= len(content):
         before, begins = begins, bool(content[place + 5] & _OGG_BEGINNING)
@@ -55,7 +65,9 @@ def _ogg_recordings(content: bytes) -> list[int]:
 # --- Files that were cut short --------------------------------------------------------------------
 
 # libsndfile plays what is left of a file that was cut short; only its log tells.
-_DECLARED = re.compile(r"^ *(data|Data Size|SSND|BODY|riff|Riff size) *: (\d+) \(should be (\d+)\)$", re.MULTILINE)
+_DECLARED = re.compile(
+    r"^ *(data|Data Size|SSND|BODY|riff|Riff size) *: (\d+) \(should be (\d+)\)$", re.MULTILINE
+)
 _TRUNCATED = "Seems to be a truncated file."
 # From here on, a length stands for one that is not known: of 32 bits, and of 64.
 _UNKNOWN, _UNKNOWN_LONG = 0x7FFF0000, 2**62
@@ -63,7 +75,9 @@ _LONG = ("riff", "Riff size")
 
 
 def is_cut_short(log: str) -> bool:
-    """Whether a file holds less than its header says, by what libsndfile has logged when it was opened."""
+    """Whether a file holds less than its header says, by what libsndfile has logged when it was
+    opened.
+    """
     for name, declared, actual in _DECLARED.findall(log):
         unknown = _UNKNOWN_LONG if name in _LONG else _UNKNOWN
         if int(actual) < int(declared) < unknown:
@@ -75,7 +89,9 @@ def is_cut_short(log: str) -> bool:
 
 
 class _Chunks(NamedTuple):
-    """How the chunks of a format follow one another: each a name of four letters, its size, and so many bytes."""
+    """How the chunks of a format follow one another: each a name of four letters, its size, and so
+    many bytes.
+    """
 
     order: Literal["little", "big"]
     first: int
@@ -96,7 +112,9 @@ _AU_SIZE, _AU_UNKNOWN = slice(8, 12), b"\xff" * 4
 
 
 def with_length(content: bytes) -> bytes:
-    """A recording whose header gives no length that libsndfile understands, with the true one; others as they are."""
+    """A recording whose header gives no length that libsndfile understands, with the true one;
+    others as they are.
+    """
     form = content[:4]
     if form == b"fLaC":
         return _flac_with_length(content)
@@ -124,7 +142,9 @@ def _replaced(content: bytes, place: slice, part: bytes) -> bytes:
 
 
 def _sound_of_chunks(content: bytes, chunks: _Chunks) -> int:
-    """Where the samples begin, behind the name and the size of their chunk; the end if there are none."""
+    """Where the samples begin, behind the name and the size of their chunk; the end if there are
+    none.
+    """
     place = chunks.first
     while (begin := place + 4 + chunks.width) <= len(content):
         if content[place : place + 4] == b"data":
@@ -141,9 +161,11 @@ def _is_chunk(content: bytes, order: Literal["little", "big"]) -> bool:
 
 # --- FLAC -----------------------------------------------------------------------------------------
 
-# Of the frames of a FLAC (RFC 9639, section 9.1): a mark, and whether all but the last have one size.
+# Of the frames of a FLAC (RFC 9639, section 9.1): a mark, and whether all but the last have one
+# size.
 _FRAME = re.compile(rb"\xff[\xf8\xf9]")
-# Where its first block says how many samples a frame has, at least, and how many there are, in 36 bits.
+# Where its first block says how many samples a frame has, at least, and how many there are, in 36
+# bits.
 _FRAME_SIZE, _TOTAL = slice(8, 10), slice(21, 26)
 _TOTAL_BITS = 2**36 - 1
 # In bytes: the longest header of a frame, and more than a frame of common encoders.
@@ -151,21 +173,27 @@ _HEADER, _LONGEST_FRAME = 16, 2**18
 
 
 def _flac_with_length(content: bytes) -> bytes:
-    """A FLAC that gives 0 as the number of its samples, with the number that its last frame tells."""
+    """A FLAC that gives 0 as the number of its samples, with the number that its last frame
+    tells.
+    """
     total = int.from_bytes(content[_TOTAL], "big")
     if total & _TOTAL_BITS:
         return content
     tail = max(0, len(content) - _LONGEST_FRAME)
     for match in reversed([*_FRAME.finditer(content, tail)]):
         start = match.start()
-        samples = _end_of_frame(content[start : start + _HEADER], int.from_bytes(content[_FRAME_SIZE], "big"))
+        samples = _end_of_frame(
+            content[start : start + _HEADER], int.from_bytes(content[_FRAME_SIZE], "big")
+        )
         if samples is not None and _remainder(content[start:], 0x8005, 16) == 0:
             return _replaced(content, _TOTAL, (total | samples).to_bytes(5, "big"))
     return content
 
 
 def _end_of_frame(frame: bytes, frame_size: int) -> int | None:
-    """How many samples there are up to the end of the frame with this header; None if it is none."""
+    """How many samples there are up to the end of the frame with this header; None if it is
+    none.
+    """
     if len(frame) < 6:
         return None
     code, rate = frame[2] >> 4, frame[2] & 15
@@ -175,7 +203,11 @@ def _end_of_frame(frame: bytes, frame_size: int) -> int | None:
     for byte in frame[5 : 4 + max(1, length)]:
         number = number << 6 | byte & 0x3F
     place = 4 + max(1, length)
-    sizes = {1: 192, **{n: 576 << (n - 2) for n in range(2, 6)}, **{n: 256 << (n - 8) for n in range(8, 16)}}
+    sizes = {
+        1: 192,
+        **{n: 576 << (n - 2) for n in range(2, 6)},
+        **{n: 256 << (n - 8) for n in range(8, 16)},
+    }
     size = sizes.get(code)
     if code in (6, 7):
         size = 1 + int.from_bytes(frame[place : place + code - 5], "big")

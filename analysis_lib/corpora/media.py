@@ -1,4 +1,6 @@
-"""Images and sounds as items of a corpus: small objects that know where their content lies and read it when asked."""
+"""Images and sounds as items of a corpus: small objects that know where their content lies and read
+it when asked.
+"""
 
 import hashlib
 import io
@@ -38,11 +40,17 @@ class Sound:
     text: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", require_whole("the rate of a sound, in samples per second,", self.rate, 1))
+        object.__setattr__(
+            self, "rate", require_whole("the rate of a sound, in samples per second,", self.rate, 1)
+        )
         if not isinstance(self.text, str):
-            raise AnalysisError(f"the text of a sound is {shown(self.text)}: give what is said, or leave it out")
+            raise AnalysisError(
+                f"the text of a sound is {shown(self.text)}: give what is said, or leave it out"
+            )
         if not isinstance(self.samples, np.ndarray):
-            raise AnalysisError(f"the samples of a sound are {shown(self.samples)}: give an array of numpy")
+            raise AnalysisError(
+                f"the samples of a sound are {shown(self.samples)}: give an array of numpy"
+            )
         _refuse_samples("a sound", self.samples)
 
     def __str__(self) -> str:
@@ -54,21 +62,33 @@ class Sound:
 
     def digest(self) -> bytes:
         """sha256 of the rate, the samples and the text."""
-        return hashlib.sha256(repr(self.rate).encode() + self.samples.tobytes() + self.text.encode()).digest()
+        return hashlib.sha256(
+            repr(self.rate).encode() + self.samples.tobytes() + self.text.encode()
+        ).digest()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ArrayImage:
-    """A small image in memory: uint8, shape (height, width) if it is grey, (height, width, 3) if not."""
+    """A small image in memory: uint8, shape (height, width) if it is grey, (height, width, 3) if
+    not.
+    """
 
     pixels: np.ndarray
 
     def __post_init__(self) -> None:
         if not isinstance(self.pixels, np.ndarray):
-            raise AnalysisError(f"the pixels of an image are {shown(self.pixels)}: give an array of numpy")
+            raise AnalysisError(
+                f"the pixels of an image are {shown(self.pixels)}: give an array of numpy"
+            )
         shape, kind = self.pixels.shape, self.pixels.dtype
-        if kind != np.uint8 or not self.pixels.size or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)):
-            raise AnalysisError(f"an image of {kind}, {shape}: give uint8, of height x width or height x width x 3")
+        if (
+            kind != np.uint8
+            or not self.pixels.size
+            or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3))
+        ):
+            raise AnalysisError(
+                f"an image of {kind}, {shape}: give uint8, of height x width or height x width x 3"
+            )
 
     def load(self) -> "Image":
         """The image in mode L or RGB."""
@@ -92,7 +112,8 @@ class MediaFile:
         part: which part of a larger file it is, for errors.
         read: reads it as it is stored, from the path and ``at``, where in the file it lies.
         text: what is said in a sound, where that is known.
-        page: which of several pictures in an image file it is, from 0: a page of a TIFF, a frame of an animation.
+        page: which of several pictures in an image file it is, from 0: a page of a TIFF, a frame of
+            an animation.
     """
 
     kind: str
@@ -112,15 +133,18 @@ class MediaFile:
         return self.read(self.path, *self.at)
 
     def load(self) -> "Image | Sound":
-        """The image, upright, in mode L if it is grey and in mode RGB if not; or the sound at its own rate.
+        """The image, upright, in mode L if it is grey and in mode RGB if not; or the sound at its
+        own rate.
 
-        Transparency is dropped, and several channels of a sound are averaged. Its samples are those that soundfile
-        gives: full scale is 1, which floats and what lossy formats decode to may exceed. Recordings that were joined
+        Transparency is dropped, and several channels of a sound are averaged. Its samples are those
+        that soundfile
+        gives: full scale is 1, which floats and what lossy formats decode to may exceed. Recordings
+            that were joined
         into one file, as OGG and MP3 allow, are one sound.
 
         Raises:
-            AnalysisError: the file is not there, is no image or sound, is empty or cut short; or a sound has samples
-                that are not finite or not scaled to a full scale of 1.
+            AnalysisError: the file is not there, is no image or sound, is empty or cut short; or a
+                sound has samples that are not finite or not scaled to a full scale of 1.
         """
         item = decoded(self.kind, self.content(), str(self), self.page)
         return replace(item, text=self.text) if self.text else item
@@ -138,15 +162,17 @@ def decoded(kind: str, content: bytes, name: str, page: int = 0) -> "Image | Sou
     return _sound(content, name)
 
 
-# The formats of Pillow that hold several pictures. What else there is in one, such as the preview of a photograph, the
-# layers of a drawing or the sizes of an icon, shows the same picture again.
+# The formats of Pillow that hold several pictures. What else there is in one, such as the preview
+# of a photograph, the layers of a drawing or the sizes of an icon, shows the same picture again.
 _SEVERAL = {"TIFF", "GIF", "PNG", "WEBP", "AVIF", "FLI", "DCX", "IM"}
 # In a TIFF: whether a page is a reduced copy of another, or a mask of it.
 _SUBFILE_TYPE, _REDUCED, _MASK = 254, 1, 4
 
 
 def parts_of(item: MediaFile) -> list[MediaFile]:
-    """The pictures of an image file, each an item; a file that cannot be read is one, and says so when it is loaded."""
+    """The pictures of an image file, each an item; a file that cannot be read is one, and says so
+    when it is loaded.
+    """
     from PIL import Image
 
     if item.kind != "image" or Image.EXTENSION.get(item.path.suffix.lower()) not in _SEVERAL:
@@ -158,7 +184,10 @@ def parts_of(item: MediaFile) -> list[MediaFile]:
     except Exception:  # Whatever a decoder of Pillow meets in a damaged file.
         return [item]
     if len(pages) < count:
-        note = "note: of the %d pictures of %s, %d are reduced copies or masks of others, and are left out"
+        note = (
+            "note: of the %d pictures of %s, %d are reduced copies or masks of others, and "
+            "are left out"
+        )
         logging.getLogger(__name__).warning(note, count, item.path, count - len(pages))
     return [replace(item, page=page) for page in pages] or [item]
 
@@ -182,7 +211,10 @@ def row_group(path: Path, group: int, column: str) -> "ChunkedArray":
 def parquet_file(path: Path) -> Iterator["ParquetFile"]:
     from pyarrow import parquet
 
-    with translated(path, "is no Parquet file or cannot be read"), parquet.ParquetFile(path) as file:
+    with (
+        translated(path, "is no Parquet file or cannot be read"),
+        parquet.ParquetFile(path) as file,
+    ):
         yield file
 
 
@@ -200,7 +232,9 @@ def _image(file: BinaryIO, name: str, page: int) -> "Image":
     if image.mode.startswith("I;16") or (image.mode == "I" and form in ("PPM", "PNG")):
         return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise AnalysisError(f"{name} has 32-bit pixels of an unknown range: save it with 8 or 16 bits a channel")
+        raise AnalysisError(
+            f"{name} has 32-bit pixels of an unknown range: save it with 8 or 16 bits a channel"
+        )
     if image.mode == "P":  # Straight to RGB, a palette with transparency gives a warning.
         image = image.convert("RGBA")
     mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
@@ -214,11 +248,20 @@ _LOUDEST = 16
 def _sound(content: bytes, name: str) -> Sound:
     """The recordings of a file, one after another, as one sound."""
     starts = recordings(content)
-    sounds = [_recording(content[start:end], name) for start, end in pairwise([*starts, len(content)])]
+    sounds = [
+        _recording(content[start:end], name) for start, end in pairwise([*starts, len(content)])
+    ]
     rates = {sound.rate for sound in sounds}
     if len(rates) > 1:
-        raise AnalysisError(f"{name} joins recordings of {' and '.join(map(str, sorted(rates)))} Hz: take them apart")
-    samples = np.concatenate([sound.samples for sound in sounds]) if len(sounds) > 1 else sounds[0].samples
+        raise AnalysisError(
+            f"{name} joins recordings of {' and '.join(map(str, sorted(rates)))} Hz: take them "
+            "apart"
+        )
+    samples = (
+        np.concatenate([sound.samples for sound in sounds])
+        if len(sounds) > 1
+        else sounds[0].samples
+    )
     return Sound(samples, sounds[0].rate)
 
 
@@ -236,7 +279,9 @@ def _recording(content: bytes, name: str) -> Sound:
         rate, frames, log = sound.samplerate, sound.frames, sound.extra_info
     # Encoders of MP3 disagree about the padding of the last frame.
     if is_cut_short(log) or len(samples) + _MPEG_FRAME < frames:
-        raise AnalysisError(f"{name} is cut short: it holds less sound than its header says, so copy it again")
+        raise AnalysisError(
+            f"{name} is cut short: it holds less sound than its header says, so copy it again"
+        )
     if not len(samples):
         raise AnalysisError(f"{name} holds no sound: remove it")
     _refuse_samples(name, samples)
@@ -246,10 +291,14 @@ def _recording(content: bytes, name: str) -> Sound:
 def _refuse_samples(name: str, samples: np.ndarray) -> None:
     if samples.ndim != 1 or not len(samples) or samples.dtype.kind != "f":
         raise AnalysisError(
-            f"{name} has samples of {samples.dtype} and shape {samples.shape}: give those of one channel, float32"
+            f"{name} has samples of {samples.dtype} and shape {samples.shape}: give those of one "
+            "channel, float32"
         )
     if not np.isfinite(samples).all():
         raise AnalysisError(f"{name} has samples that are not finite numbers: mend or remove it")
-    # Floats may be louder than full scale; those of whole numbers that were not scaled are much louder.
+    # Floats may be louder than full scale; those of whole numbers that were not scaled are much
+    # louder.
     if (peak := np.abs(samples).max()) > _LOUDEST:
-        raise AnalysisError(f"{name} has samples up to {peak:.6g}: scale them to lie between -1 and 1")
+        raise AnalysisError(
+            f"{name} has samples up to {peak:.6g}: scale them to lie between -1 and 1"
+        )

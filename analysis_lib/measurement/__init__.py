@@ -8,6 +8,14 @@ if TYPE_CHECKING:
     from analysis_lib.measurement.comparison import Comparison, compare
     from analysis_lib.measurement.measuring import measure, measure_vectors
     from analysis_lib.measurement.shipping import Shipped, shipped
-    from analysis_lib.measurement.tables import Chosen, Plain, Ratio, Tables, TableSet, grouped, largest
+    from analysis_lib.measurement.tables import (
+        Chosen,
+        Plain,
+        Ratio,
+        Tables,
+        TableSet,
+        grouped,
+        largest,
+    )
 
 __getattr__, __dir__ = lazily(__name__)

@@ -1,4 +1,6 @@
-"""Several models side by side, each with its untrained twin: ``compare({"wikipedia": ["minilm"]}, "anisotropy")``."""
+"""Several models side by side, each with its untrained twin: ``compare({"wikipedia": ["minilm"]},
+"anisotropy")``.
+"""
 
 import inspect
 import os
@@ -14,8 +16,22 @@ from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora.corpus import Corpus
 from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.corpora.splits import check_draw
-from analysis_lib.errors import AnalysisError, in_order, near_names, require_known, require_path, require_whole, shown
-from analysis_lib.measurement.measuring import measure, measured, refuse_senseless, refuse_unchanged, wanted
+from analysis_lib.errors import (
+    AnalysisError,
+    in_order,
+    near_names,
+    require_known,
+    require_path,
+    require_whole,
+    shown,
+)
+from analysis_lib.measurement.measuring import (
+    measure,
+    measured,
+    refuse_senseless,
+    refuse_unchanged,
+    wanted,
+)
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.stored import interruption
 from analysis_lib.measurement.tables import LazyTables, Plain, Tables
@@ -24,9 +40,14 @@ from analysis_lib.models.loading import checked_options, load_model, refuse_unlo
 
 # What a row of a table is about.
 PLACES = ("space", "layer", "head", "position", "dimension", "token_type", "key_type", "term")
-# What ``compare`` and the callback of a Trainer hand on to ``measure``: all but what they say themselves.
+# What ``compare`` and the callback of a Trainer hand on to ``measure``: all but what they say
+# themselves.
 SETTINGS = sorted(
-    {name for name, argument in inspect.signature(measure).parameters.items() if argument.kind is argument.KEYWORD_ONLY}
+    {
+        name
+        for name, argument in inspect.signature(measure).parameters.items()
+        if argument.kind is argument.KEYWORD_ONLY
+    }
     - {"tokenizer", "processor", "column"}
 )
 # Tables whose rows hang on their numbers, or that cannot leave texts out.
@@ -36,8 +57,8 @@ NOT_PAIRED = ("outlier_dimensions", "spike_dimensions", "isotropy")
 class Comparison(LazyTables):
     """The tables of several models: each is one DataFrame, with the columns of the model in front.
 
-    These are model (its :func:`~analysis_lib.models.title`), trained, twin (the seed of an untrained twin; missing for
-    the model itself), stack and width.
+    These are model (its :func:`~analysis_lib.models.title`), trained, twin (the seed of an
+    untrained twin; missing for the model itself), stack and width.
 
     Attributes:
         runs: the tables of each model, by (name, twin); twin is None for the model itself.
@@ -46,7 +67,9 @@ class Comparison(LazyTables):
 
     def __init__(self, runs: dict[tuple[str, int | None], Tables]):
         first, *others = runs.values()
-        super().__init__({name: name for name in first if all(name in other for other in others)}, self._joined)
+        super().__init__(
+            {name: name for name in first if all(name in other for other in others)}, self._joined
+        )
         self.runs, self.titles = runs, told_apart(name for name, _ in runs)
 
     def _joined(self, name: str) -> pd.DataFrame:
@@ -56,16 +79,20 @@ class Comparison(LazyTables):
             seed = pd.Series(pd.NA if twin is None else twin, tables[name].index, dtype="Int64")
             columns = {"model": self.titles[model], "trained": twin is None, "twin": seed}
             columns |= {c: layers[c].to_numpy() for c in layers}
-            frames.append(pd.concat([pd.DataFrame(columns, tables[name].index), tables[name]], axis=1))
+            frames.append(
+                pd.concat([pd.DataFrame(columns, tables[name].index), tables[name]], axis=1)
+            )
         return pd.concat(frames, ignore_index=True)
 
     def differences(self, name: str) -> pd.DataFrame:
-        """What each model has more than the first one that was measured on the same texts; without twins.
+        """What each model has more than the first one that was measured on the same texts; without
+        twins.
 
-        Columns: model, compared_with, those that say what a row is about, quantity (the column of the table that is
-        compared), difference, and the ends of its 95 % interval, paired over texts: the same are left out of both.
-        Rows are those that both models have; dimensions are compared where both have as many. There are none of
-        ``NOT_PAIRED``.
+        Columns: model, compared_with, those that say what a row is about, quantity (the column of
+            the table that is
+        compared), difference, and the ends of its 95 % interval, paired over texts: the same are
+        left out of both. Rows are those that both models have; dimensions are compared where both
+        have as many. There are none of ``NOT_PAIRED``.
         """
         if not isinstance(name, str) or name not in self:
             raise AnalysisError(f"there is no table {shown(name)}: {near_names(str(name), self)}")
@@ -83,11 +110,16 @@ class Comparison(LazyTables):
     @property
     def trained(self) -> dict[str, Tables]:
         """The tables of the models as they are, by title, without their untrained twins."""
-        return {self.titles[model]: tables for (model, twin), tables in self.runs.items() if twin is None}
+        return {
+            self.titles[model]: tables
+            for (model, twin), tables in self.runs.items()
+            if twin is None
+        }
 
 
 def told_apart(names: Iterable[str]) -> dict[str, str]:
-    """What models are called, by name: of folders that end alike, as much of the end as tells them apart.
+    """What models are called, by name: of folders that end alike, as much of the end as tells them
+    apart.
 
     >>> [*told_apart(["minilm", "a/x/model", "b/x/model"]).values()]
     ['MiniLM', 'a/x/model', 'b/x/model']
@@ -101,7 +133,8 @@ def told_apart(names: Iterable[str]) -> dict[str, str]:
             break
     # Matplotlib leaves what begins with an underscore out of a legend.
     return called | {
-        name: f"./{one}" if one.startswith("_") else one for name, one in (longer if alike else {}).items()
+        name: f"./{one}" if one.startswith("_") else one
+        for name, one in (longer if alike else {}).items()
     }
 
 
@@ -110,7 +143,10 @@ def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
     both = first[name], other[name]
     places = [place for place in PLACES if place in both[0]]
     # Types are categories of each table's own.
-    where = [table[places].astype({p: str for p in places if table[p].dtype == "category"}) for table in both]
+    where = [
+        table[places].astype({p: str for p in places if table[p].dtype == "category"})
+        for table in both
+    ]
     at = where[0].reset_index(names="first").merge(where[1].reset_index(names="other"), on=places)
     if "dimension" in places:
         widths = [table.groupby("layer")["dimension"].max() for table in both]
@@ -120,7 +156,9 @@ def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
     def difference(mine: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
         return theirs[values].to_numpy()[at["other"]] - mine[values].to_numpy()[at["first"]]
 
-    differences = Plain(lambda mine, theirs: difference(mine[name], theirs[name]).ravel(), smooth=first.smooth(name))
+    differences = Plain(
+        lambda mine, theirs: difference(mine[name], theirs[name]).ravel(), smooth=first.smooth(name)
+    )
     found = first.interval(differences, other)
     rows = at[places].loc[at.index.repeat(len(values))].reset_index(drop=True)
     rows["quantity"] = np.tile(values, len(at))
@@ -130,14 +168,18 @@ def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
 
 def _checked_models(models: object) -> dict[str | Corpus, list[str]]:
     """The names of models by their corpus, or its name, or an AnalysisError."""
-    wanted_models = 'give lists of models by corpus, as in {"news": ["minilm", "bert-base-uncased"]}'
+    wanted_models = (
+        'give lists of models by corpus, as in {"news": ["minilm", "bert-base-uncased"]}'
+    )
     if not isinstance(models, Mapping):
         raise AnalysisError(f"the models are {shown(models)}: {wanted_models}")
     named = {}
     for data, chosen in models.items():
         corpus = data
         if not isinstance(data, Corpus):
-            corpus = str(require_path("a corpus", data, "its name or path, or what load_corpus returns"))
+            corpus = str(
+                require_path("a corpus", data, "its name or path, or what load_corpus returns")
+            )
         called = corpus.name if isinstance(corpus, Corpus) else corpus
         if isinstance(chosen, str | Path):
             raise AnalysisError(f"the models on {called} are {shown(chosen)}: {wanted_models}")
@@ -153,7 +195,9 @@ def _refuse_twice(names: list[str], dtype: str) -> None:
     known: dict[tuple, str] = {}
     for name in names:
         model = ModelName.parse(name)
-        folders = [os.path.realpath(path) if os.path.isdir(path) else path for path in model.folders]
+        folders = [
+            os.path.realpath(path) if os.path.isdir(path) else path for path in model.folders
+        ]
         same = (*folders, model.part, model.untrained, model.seed or 0, model.dtype or dtype)
         if same in known:
             also = "" if known[same] == name else f", also as {known[same]}"
@@ -180,17 +224,20 @@ def compare(
     :func:`~analysis_lib.measurement.shipping.shipped_twin`.
 
     Args:
-        models: by corpus, loaded or as ``load_corpus`` takes it, the models to measure, as ``load_model`` does.
+        models: by corpus, loaded or as ``load_corpus`` takes it, the models to measure, as
+            ``load_model`` does.
         metrics: as ``measure`` takes them.
         limit: how many items of each corpus to read.
         seed: with which they are drawn; None takes the first ones.
         units: of tables in files, the column of what each text is a part of, see ``load_corpus``.
-        twins: with how many draws of the random weights that its training starts from to measure each model also.
+        twins: with how many draws of the random weights that its training starts from to measure
+            each model also.
         dtype, tokenizer, device: of all models, as ``load_model`` takes them.
         settings: of ``measure``.
 
     Raises:
-        AnalysisError: no model, or the same twice; or what ``load_model``, ``load_corpus`` and ``measure`` raise.
+        AnalysisError: no model, or the same twice; or what ``load_model``, ``load_corpus`` and
+            ``measure`` raise.
         KeyboardInterrupt: its message says what is kept.
     """
     models = _checked_models(models)
@@ -198,16 +245,27 @@ def compare(
     twins, metrics = require_whole("the number of twins", twins), wanted(metrics)
     checked_options(dtype, device)
     if tokenizer is not None:
-        tokenizer = str(require_path("the tokenizer", tokenizer, "the name or folder of one, or leave it out"))
+        tokenizer = str(
+            require_path("the tokenizer", tokenizer, "the name or folder of one, or leave it out")
+        )
     require_known("setting of measure", settings, SETTINGS)
     refuse_unchanged(metrics, settings.get("intervention"))
     names = [name for chosen in models.values() for name in chosen]
     _refuse_twice(names, dtype)
     refuse_unloadable(names)
-    of_vectors = Settings(**{key: value for key, value in settings.items() if key in asdict(Settings())})
+    of_vectors = Settings(
+        **{key: value for key, value in settings.items() if key in asdict(Settings())}
+    )
     given = {"dtype": dtype, "processor": tokenizer, "device": device}
     usual = {"dtype": "float32", "processor": None, "device": None}
-    read, runs = {data: load_corpus(data, limit, seed, units=units) for data, chosen in models.items() if chosen}, {}
+    read, runs = (
+        {
+            data: load_corpus(data, limit, seed, units=units)
+            for data, chosen in models.items()
+            if chosen
+        },
+        {},
+    )
     for data, corpus in read.items():
         for name in models[data]:
             refuse_senseless(name, corpus, metrics, of_vectors, settings.get("workers", 1))

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     import distributed
 
 # Where Python and packages are installed: their modules are on every machine that can work.
-_INSTALLED = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+_INSTALLED = [
+    Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+]
 # How long a scheduler may take to say who it is.
 SECONDS_TO_ANSWER = 10
-# Of more shards than these, a worker of a cluster takes a branch at once, and sends one result of all of it.
+# Of more shards than these, a worker of a cluster takes a branch at once, and sends one result of
+# all of it.
 MANY_SHARDS = 1000
 # What the next shards gave, merged, and how many they are: one, or all of a branch.
 Part = tuple[int, Result]
@@ -52,7 +55,8 @@ def results(
     """
     if (workers > 1 or scheduler) and source.model.spec is None and shards:
         raise AnalysisError(
-            f"{source.model.name} lives in this process alone: save it to a folder to measure it with workers"
+            f"{source.model.name} lives in this process alone: save it to a folder to measure it "
+            "with workers"
         )
     if scheduler is not None and shards:
         return _on_cluster(shards, scheduler, worker_timeout, kept)
@@ -62,7 +66,9 @@ def results(
 
 
 def _beside_others(shards: list[Shard], source: Source, workers: int, kept: str) -> Iterator[Part]:
-    """Shards in this process and in others. One that is killed breaks its pool: another is tried."""
+    """Shards in this process and in others. One that is killed breaks its pool: another is
+    tried.
+    """
 
     def here(tasks: Sequence[Shard]) -> Part:
         return len(tasks), measure_shard(*tasks, source)
@@ -91,11 +97,13 @@ def in_order(
     here: Callable[[Sequence[Shard]], Part] | None = None,
     idle: Callable[[], None] = lambda: None,
 ) -> Iterator[Part]:
-    """What tasks give, in their order; of what waits for its turn there is as much as is under way, at most.
+    """What tasks give, in their order; of what waits for its turn there is as much as is under way,
+    at most.
 
     Args:
         places: how many tasks others may have.
-        here: measures in this process, too, while others work and while they start: it has the model already.
+        here: measures in this process, too, while others work and while they start: it has the
+            model already.
         idle: called after every second in which nothing has ended.
     """
     waiting = deque(enumerate(tasks))
@@ -108,7 +116,9 @@ def in_order(
             mine = None
             if here and waiting and len(running) + len(done) < window:
                 mine = waiting.popleft()
-            while waiting and len(running) < most and len(running) + len(done) + bool(mine) < window:
+            while (
+                waiting and len(running) < most and len(running) + len(done) + bool(mine) < window
+            ):
                 number, task = waiting.popleft()
                 running[executor.submit(measure_packed, packed(task, task[0].metrics))] = number
             if mine:
@@ -125,13 +135,17 @@ def in_order(
 # --- A Dask cluster -------------------------------------------------------------------------------
 
 
-def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, kept: str) -> Iterator[Part]:
+def _on_cluster(
+    shards: list[Shard], address: str, worker_timeout: float, kept: str
+) -> Iterator[Part]:
     import distributed
     from distributed.client import ClosedClientError
 
     start_workers = f"start some with `dask worker {address}`"
     with _silent("distributed.client"), _client(address) as client:
-        gone = AnalysisError(f"the Dask scheduler at {address} is gone: start one with `dask scheduler`{kept}")
+        gone = AnalysisError(
+            f"the Dask scheduler at {address} is gone: start one with `dask scheduler`{kept}"
+        )
         idle_seconds = itertools.count()
 
         def answer(question: Callable, **given: object) -> dict:
@@ -145,29 +159,39 @@ def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, kept: 
 
         def idle() -> None:
             nonlocal idle_seconds
-            # Not the workers that there are: those that retire are among them. A slow one holds its shard.
+            # Not the workers that there are: those that retire are among them. A slow one holds its
+            # shard.
             held = answer(client.scheduler.processing, workers=None, callback_timeout=60)
             if any(held.values()):
                 idle_seconds = itertools.count()
             if next(idle_seconds) > worker_timeout:
-                idled = f"no worker of the Dask scheduler at {address} has worked for {worker_timeout:g} seconds"
+                idled = (
+                    f"no worker of the Dask scheduler at {address} has worked for "
+                    f"{worker_timeout:g} seconds"
+                )
                 raise AnalysisError(f"{idled}: {start_workers}{kept}")
 
         if not cores():
             raise AnalysisError(f"the Dask scheduler at {address} has no workers: {start_workers}")
         try:
-            # pure=False: a shard is no cache key, and hashing its texts would cost more than it saves.
+            # pure=False: a shard is no cache key, and hashing its texts would cost more than it
+            # saves.
             executor = client.get_executor(pure=False, retries=2)
             yield from in_order(executor, _tasks(shards), lambda: 2 * max(cores(), 1), idle=idle)
         except distributed.KilledWorker as error:
-            died = f"one worker after another of the Dask scheduler at {address} died of the same shard"
+            died = (
+                f"one worker after another of the Dask scheduler at {address} died of the "
+                "same shard"
+            )
             raise AnalysisError(f"{died} (out of memory?): give them more memory{kept}") from error
         except (futures.CancelledError, ClosedClientError):
             raise gone from None
 
 
 def _tasks(shards: list[Shard]) -> Iterator[list[Shard]]:
-    """What a worker takes at once: a shard, or of many shards a branch, of which it sends one result."""
+    """What a worker takes at once: a shard, or of many shards a branch, of which it sends one
+    result.
+    """
     for _, branch in itertools.groupby(shards, lambda shard: shard.index // SHARDS_PER_BRANCH):
         branch = list(branch)
         # What is left of a branch that was begun before is merged with its beginning, here.
@@ -183,12 +207,17 @@ def _client(address: str) -> Iterator["distributed.Client"]:
     import distributed
 
     try:
-        # The client would wait for ever for what listens there and is no scheduler. In a thread: a notebook has a loop.
+        # The client would wait for ever for what listens there and is no scheduler. In a thread: a
+        # notebook has a loop.
         with futures.ThreadPoolExecutor(1) as executor:
-            executor.submit(asyncio.run, asyncio.wait_for(_greeting(address), SECONDS_TO_ANSWER)).result()
+            executor.submit(
+                asyncio.run, asyncio.wait_for(_greeting(address), SECONDS_TO_ANSWER)
+            ).result()
         client = distributed.Client(address, timeout="10s", set_as_default=False)
     except Exception as error:  # Whatever else may speak there.
-        raise AnalysisError(f"no Dask scheduler answers at {address}: start one with `dask scheduler`") from error
+        raise AnalysisError(
+            f"no Dask scheduler answers at {address}: start one with `dask scheduler`"
+        ) from error
     try:
         yield client
     finally:
@@ -202,7 +231,9 @@ async def _greeting(address: str) -> None:
     from distributed.comm import connect
     from distributed.security import Security
 
-    comm = await connect(address, timeout=SECONDS_TO_ANSWER, **Security().get_connection_args("client"))
+    comm = await connect(
+        address, timeout=SECONDS_TO_ANSWER, **Security().get_connection_args("client")
+    )
     try:
         await comm.write({"op": "identity", "reply": True})
         if (await comm.read())["type"] != "Scheduler":
@@ -213,7 +244,9 @@ async def _greeting(address: str) -> None:
 
 @contextmanager
 def _silent(name: str) -> Iterator[None]:
-    """Inside it, a logger is silent: the client's own words on a scheduler that is gone are tracebacks."""
+    """Inside it, a logger is silent: the client's own words on a scheduler that is gone are
+    tracebacks.
+    """
     logger = logging.getLogger(name)
     before = logger.disabled
     logger.disabled = True
@@ -238,7 +271,8 @@ def packed(work: object, metrics: Iterable[Metric]) -> bytes:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         names = ", ".join(metric.name for metric in metrics)
         raise AnalysisError(
-            f"{names}: a metric cannot be sent to other processes ({error}): give it plain parameters, or one worker"
+            f"{names}: a metric cannot be sent to other processes ({error}): give it plain "
+            "parameters, or one worker"
         ) from error
     finally:
         for module in modules:
@@ -261,7 +295,8 @@ def _unpacked(work: bytes) -> Any:
         return pickle.loads(work)
     except (ImportError, AttributeError) as error:
         raise AnalysisError(
-            f"a worker cannot load a metric ({error}): put what the metric uses in one module with it, or where the "
+            f"a worker cannot load a metric ({error}): put what the metric uses in one module with "
+            "it, or where the "
             f"workers can import it"
         ) from error
 

@@ -1,4 +1,6 @@
-"""What an intervention puts in, and the norms that count: of the vectors of a corpus under a model."""
+"""What an intervention puts in, and the norms that count: of the vectors of a corpus under a
+model.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +33,8 @@ class _Sums:
     """Of the vectors of one site in one layer, by half of the groups and by type of token.
 
     Attributes:
-        pool: by type, and of all, if any: a random key of each vector, the vectors and their groups. Those with the
-            smallest keys stay.
+        pool: by type, and of all, if any: a random key of each vector, the vectors and their
+            groups. Those with the smallest keys stay.
     """
 
     counts: Tensor
@@ -45,7 +47,12 @@ class _Sums:
     def empty(cls, vectors: Tensor, products: bool, pool: bool) -> "_Sums":
         """For vectors like these, token x head x dim."""
         types, (_, heads, width) = len(TOKEN_TYPES), vectors.shape
-        sizes = (2, types), (2, types, heads, width), (2, heads, width), (2, heads, width, width * products)
+        sizes = (
+            (2, types),
+            (2, types, heads, width),
+            (2, heads, width),
+            (2, heads, width, width * products),
+        )
         *sums, outer = (torch.zeros(size, dtype=torch.float64) for size in sizes)
         none = sums[0].new_zeros(0), vectors[:0], torch.zeros(0, dtype=torch.long)
         return cls(*sums, outer if products else None, [none] * (types + 1) if pool else [])
@@ -55,14 +62,20 @@ class _Sums:
         for half in (0, 1):
             ours = groups % 2 == half
             double = vectors[ours].double()
-            self.counts[half].index_add_(0, types[ours], torch.ones(len(double), dtype=torch.float64))
+            self.counts[half].index_add_(
+                0, types[ours], torch.ones(len(double), dtype=torch.float64)
+            )
             self.sums[half].index_add_(0, types[ours], double)
             self.squares[half] += double.square().sum(0)
             if self.products is not None:
                 self.products[half] += torch.einsum("nhd,nhe->hde", double, double)
         keys = torch.rand(len(vectors), generator=draws, dtype=torch.float64)
         for kind in range(len(self.pool)):
-            ours = types == kind if kind < len(TOKEN_TYPES) else torch.ones_like(types, dtype=torch.bool)
+            ours = (
+                types == kind
+                if kind < len(TOKEN_TYPES)
+                else torch.ones_like(types, dtype=torch.bool)
+            )
             news = keys[ours], vectors[ours], groups[ours]
             joined = [torch.cat(pair) for pair in zip(self.pool[kind], news, strict=True)]
             least = joined[0].argsort()[:POOL]
@@ -71,7 +84,8 @@ class _Sums:
     def gathered(self, asked: Replace, name: str) -> Gathered:
         """What a change needs."""
         counts, sums, squares = (
-            torch.cat([part, part.sum(0, keepdim=True)]) for part in (self.counts, self.sums, self.squares)
+            torch.cat([part, part.sum(0, keepdim=True)])
+            for part in (self.counts, self.sums, self.squares)
         )
         counts, sums = (torch.cat([part, part.sum(1, keepdim=True)], 1) for part in (counts, sums))
         mean = sums / counts.clamp_min(1)[..., None, None]
@@ -80,7 +94,9 @@ class _Sums:
         covariance = directions = spread = None
         if self.products is not None:
             products = torch.cat([self.products, self.products.sum(0, keepdim=True)])
-            covariance = products / every.unsqueeze(-1) - mean[:, -1, :, :, None] * mean[:, -1, :, None]
+            covariance = (
+                products / every.unsqueeze(-1) - mean[:, -1, :, :, None] * mean[:, -1, :, None]
+            )
         if asked.directions is not None:
             directions = _directions(asked.directions, mean[:, -1], covariance, name)
             if asked.by == "noise":
@@ -90,7 +106,9 @@ class _Sums:
             mean[:, -1] = self._mean_of_rest(asked, name)
         # Only what the change will look at: workers get it.
         wanted = {"other": self.pool[-1:], "other_of_type": self.pool[:-1]}.get(asked.by, ())
-        return Gathered(counts, mean, deviation, directions, spread, tuple(part[1:] for part in wanted))
+        return Gathered(
+            counts, mean, deviation, directions, spread, tuple(part[1:] for part in wanted)
+        )
 
     def _mean_of_rest(self, asked: Replace, name: str) -> Tensor:
         """half x head x dim, of the tokens of all types that are not replaced."""
@@ -99,26 +117,36 @@ class _Sums:
         counts, sums = (torch.cat([part, part.sum(0, keepdim=True)]) for part in (counts, sums))
         if not (counts if asked.of == "others" else counts[-1:]).all():
             raise AnalysisError(
-                f"{name}: there is no other token to take the mean of: give more texts, or fewer tokens"
+                f"{name}: there is no other token to take the mean of: give more texts, or fewer "
+                "tokens"
             )
         if "first" in asked.tokens and not self.counts[:, TOKEN_TYPES.index("first")].any():
-            raise AnalysisError(f"{name}: the first token of a text has a type of its own here: name that, such as cls")
+            raise AnalysisError(
+                f"{name}: the first token of a text has a type of its own here: name that, such as "
+                "cls"
+            )
         return sums / counts[:, None, None]
 
 
-def _directions(asked: str | int | tuple, mean: Tensor, covariance: Tensor | None, name: str) -> Tensor:
+def _directions(
+    asked: str | int | tuple, mean: Tensor, covariance: Tensor | None, name: str
+) -> Tensor:
     """half x head x direction x dim, orthonormal."""
     halves, heads, width = mean.shape
     if asked == "mean":
         return torch.nn.functional.normalize(mean, dim=-1).unsqueeze(2)
     if isinstance(asked, int):
         if asked > width:
-            raise AnalysisError(f"{name}: {asked} principal directions of {width} dimensions: give fewer")
+            raise AnalysisError(
+                f"{name}: {asked} principal directions of {width} dimensions: give fewer"
+            )
         # In order of their variance.
         return torch.linalg.eigh(covariance)[1][..., width - asked :].flip(-1).transpose(-1, -2)
     given = torch.tensor(asked, dtype=torch.float64)
     if given.shape[1] != width:
-        raise AnalysisError(f"{name}: directions are of shape {tuple(given.shape)}: give vectors of {width} numbers")
+        raise AnalysisError(
+            f"{name}: directions are of shape {tuple(given.shape)}: give vectors of {width} numbers"
+        )
     _, sizes, basis = torch.linalg.svd(given, full_matrices=False)
     basis = basis[sizes > sizes[0] * 1e-10]  # What depends on the others adds none.
     return basis.expand(halves, heads, *basis.shape)
@@ -146,7 +174,9 @@ class _Gathering(Changes):
     def __contains__(self, place: tuple[str, int]) -> bool:
         return place[0] in self.sites
 
-    def apply(self, where: str, layer: int, values: Tensor, tokens: Tokens, texts: Callable[[], int]) -> Tensor:
+    def apply(
+        self, where: str, layer: int, values: Tensor, tokens: Tokens, texts: Callable[[], int]
+    ) -> Tensor:
         if where not in self.sites:
             return values
         if not fits(values, tokens):
@@ -154,10 +184,15 @@ class _Gathering(Changes):
             return values
         seen = values.unsqueeze(1) if values.dim() == 3 else values
         seen, tokens = wide(seen).transpose(1, 2).cpu(), tokens.on(torch.device("cpu"))
-        vectors, groups = seen[tokens.mask], torch.tensor(tokens.groups).unsqueeze(1).expand_as(tokens.types)
+        vectors, groups = (
+            seen[tokens.mask],
+            torch.tensor(tokens.groups).unsqueeze(1).expand_as(tokens.types),
+        )
         if (where, layer) not in self.sums:
             self.sums[where, layer] = _Sums.empty(vectors, self.products, self.pool)
-        self.sums[where, layer].add(vectors, tokens.types[tokens.mask], groups[tokens.mask], self.draws)
+        self.sums[where, layer].add(
+            vectors, tokens.types[tokens.mask], groups[tokens.mask], self.draws
+        )
         return values
 
     def masked(self, layer: int, keys: Tokens) -> None:
@@ -170,7 +205,8 @@ class _Gathering(Changes):
             AnalysisError: one has no such site.
         """
         known, lost = (
-            [layer for where, layer in sorted(places) if where == one.where] for places in (self.sums, self.misfits)
+            [layer for where, layer in sorted(places) if where == one.where]
+            for places in (self.sums, self.misfits)
         )
         wanted = known + lost if one.layers is None else one.layers
         for layer in wanted:
@@ -178,27 +214,40 @@ class _Gathering(Changes):
                 raise AnalysisError(f"{model.name}: {one.where} of layer {layer} {MISFIT}")
             if layer not in known:
                 there = f"layers of {', '.join(map(str, known))}" if known else "another site"
-                raise AnalysisError(f"{model.name} has no {one.where} in layer {layer}: give {there}")
+                raise AnalysisError(
+                    f"{model.name} has no {one.where} in layer {layer}: give {there}"
+                )
         if not wanted:
-            raise AnalysisError(f"{model.name} has no {one.where} that can be changed: give another site")
+            raise AnalysisError(
+                f"{model.name} has no {one.where} that can be changed: give another site"
+            )
         return wanted
 
     def missing(self, model: LoadedModel, one: Replace) -> list[str]:
         """The types of tokens that are to be changed, and have not been seen."""
         counts = sum(self.sums[one.where, layer].counts.sum(0) for layer in self.layers(model, one))
-        return [kind for kind in one.tokens or () if kind != "first" and not counts[TOKEN_TYPES.index(kind)]]
+        return [
+            kind
+            for kind in one.tokens or ()
+            if kind != "first" and not counts[TOKEN_TYPES.index(kind)]
+        ]
 
 
-def changes_of(model: LoadedModel, corpus: Corpus, settings: Settings, progress: bool = False) -> Changes:
-    """What the intervention of the settings comes to; a pass over the corpus where means or other texts are needed.
+def changes_of(
+    model: LoadedModel, corpus: Corpus, settings: Settings, progress: bool = False
+) -> Changes:
+    """What the intervention of the settings comes to; a pass over the corpus where means or other
+    texts are needed.
 
-    Where long vectors do not count, another one gives the medians of their norms, with what is changed.
+    Where long vectors do not count, another one gives the medians of their norms, with what is
+    changed.
 
     Args:
         progress: whether to show a bar of each pass.
 
     Raises:
-        AnalysisError: a layer, dimension, type of token or site that is not there; a mean of no token.
+        AnalysisError: a layer, dimension, type of token or site that is not there; a mean of no
+            token.
     """
     asked = settings.intervention
     found = _gather(model, corpus, settings, asked, progress) if asked else None
@@ -221,7 +270,9 @@ def _batches(
             end = min(start + ITEMS, len(corpus))
             part = slice(start, end)
             read = start
-            for batch in capture.batches(model, corpus.items[part], groups[part], settings, Reading()):
+            for batch in capture.batches(
+                model, corpus.items[part], groups[part], settings, Reading()
+            ):
                 yield batch
                 # A long text is read in several windows.
                 more = min(len(batch.groups), end - read)
@@ -236,19 +287,24 @@ def _limits(
     """By layer, the norm from which hidden vectors do not count."""
     if model.layout.maps:
         raise AnalysisError(
-            f"{model.name}: its hidden states are maps, whose norms are not told apart: leave tokens out"
+            f"{model.name}: its hidden states are maps, whose norms are not told apart: leave "
+            "tokens out"
         )
     norms = TokenNorms()
     for batch in _batches(model, corpus, settings, "norms", progress):
         capture.run(model, batch, norms.needs, norms.update, settings.maps, changes)
     table = norms.without()
-    medians = table[table["position"].isna() & (table["token_type"] == "all")].set_index("layer")["median"]
+    medians = table[table["position"].isna() & (table["token_type"] == "all")].set_index("layer")[
+        "median"
+    ]
     return {int(layer): float(median) * settings.norms_below for layer, median in medians.items()}
 
 
 def _changes(model: LoadedModel, one: Replace, found: _Gathering) -> Iterator[Change]:
     if missing := found.missing(model, one):
-        raise AnalysisError(f"no token of type {missing[0]} is in the layers to be changed: give other tokens")
+        raise AnalysisError(
+            f"no token of type {missing[0]} is in the layers to be changed: give other tokens"
+        )
     for layer in found.layers(model, one):
         name, sums = f"{one.where} of layer {layer}", found.sums[one.where, layer]
         if one.where == "weights":
@@ -257,9 +313,13 @@ def _changes(model: LoadedModel, one: Replace, found: _Gathering) -> Iterator[Ch
         width = sums.sums.shape[-1]
         for dimension in one.dimensions or ():
             if not 0 <= dimension < width:
-                raise AnalysisError(f"{name} has no dimension {dimension}: give one of 0 to {width - 1}")
+                raise AnalysisError(
+                    f"{name} has no dimension {dimension}: give one of 0 to {width - 1}"
+                )
         if one.of == "others" and _needs_corpus(one) and not sums.counts.any(1).all():
-            raise AnalysisError(f"{name}: the other half of the texts has no token: give more texts")
+            raise AnalysisError(
+                f"{name}: the other half of the texts has no token: give more texts"
+            )
         yield Change(one, layer, sums.gathered(one, name))
 
 
@@ -271,9 +331,13 @@ def _needs_corpus(one: Replace) -> bool:
 def _gather(
     model: LoadedModel, corpus: Corpus, settings: Settings, asked: Sequence[Replace], progress: bool
 ) -> _Gathering:
-    """Sums of the vectors of every layer at the sites that are asked for; of few texts where few are enough."""
+    """Sums of the vectors of every layer at the sites that are asked for; of few texts where few
+    are enough.
+    """
     sites = frozenset(one.where for one in asked)
-    products = any(isinstance(one.directions, int) or (one.directions and one.by == "noise") for one in asked)
+    products = any(
+        isinstance(one.directions, int) or (one.directions and one.by == "noise") for one in asked
+    )
     parts = sites, products, any(one.by.startswith("other") for one in asked)
     whole, plain = any(map(_needs_corpus, asked)), replace(settings, intervention=())
     groups = corpus.groups(GROUPS)

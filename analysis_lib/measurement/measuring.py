@@ -47,9 +47,11 @@ from analysis_lib.progress import bar
 
 # In seconds.
 WORKER_TIMEOUT = 60
-# The share of unknown tokens from which they are worth a note, and from which they spoil the numbers.
+# The share of unknown tokens from which they are worth a note, and from which they spoil the
+# numbers.
 SOME_UNKNOWN, MUCH_UNKNOWN = 0.01, 0.1
-# What the checkpoints of a run are called: by Trainer, by ``pretrain``, and those of the MultiBERTs.
+# What the checkpoints of a run are called: by Trainer, by ``pretrain``, and those of the
+# MultiBERTs.
 CHECKPOINT_NAME = re.compile(r"checkpoint-\d+|(multiberts-)?seed_\d+-step_\d+k?")
 
 
@@ -76,52 +78,61 @@ def measure(
 ) -> Tables:
     """Measure every metric of a corpus under a model, in one pass.
 
-    Every shard of the corpus is computed with as many processor threads as PyTorch has in this process
-    (``torch.set_num_threads``, ``OMP_NUM_THREADS``; all cores by default), whoever computes it. So the result is the
-    same, byte for byte, for any number of workers on this machine. On a CPU it is also the same for any number of
-    threads, unless the weights take more than a gigabyte, the model is one that a program holds, or an intervention
-    needs means or other texts. For these, and on another processor, sums are formed in another order and by other
-    kernels: in single precision the tables then agree to 4 parts in 10,000, or 2 millionths of a column's root mean
-    square where a value is what is left of a cancellation (10 for the ends of an interval), and in double precision to
-    2 parts in 10⁹.
+    Every shard of the corpus is computed with as many processor threads as PyTorch has in this
+    process (``torch.set_num_threads``, ``OMP_NUM_THREADS``; all cores by default), whoever computes
+    it. So the result is the same, byte for byte, for any number of workers on this machine. On a
+    CPU it is also the same for any number of threads, unless the weights take more than a gigabyte,
+    the model is one that a program holds, or an intervention needs means or other texts. For these,
+    and on another processor, sums are formed in another order and by other kernels: in single
+    precision the tables then agree to 4 parts in 10,000, or 2 millionths of a column's root mean
+    square where a value is what is left of a cancellation (10 for the ends of an interval), and in
+    double precision to 2 parts in 10⁹.
 
-    Workers that have more threads than there are cores take turns, at little cost. One thread per worker
-    (``OMP_NUM_THREADS=1``) is fastest where there are as many workers as cores.
+    Workers that have more threads than there are cores take turns, at little cost. One thread per
+    worker (``OMP_NUM_THREADS=1``) is fastest where there are as many workers as cores.
 
-    What is finished is kept, and found by later calls with the same model, corpus, settings and metric, see
-    :class:`~analysis_lib.measurement.stored.StoredMeasurements`.
+    What is finished is kept, and found by later calls with the same model, corpus, settings and
+    metric, see :class:`~analysis_lib.measurement.stored.StoredMeasurements`.
 
     Args:
-        model: from ``load_model``, or what it takes: a name, a folder, or a model of transformers that is at hand.
-        data: from ``load_corpus``, or what it takes: a name, a path, texts in a list or Series, a table.
-        tokenizer, processor: what prepares the input of a model that is at hand, either of them; of another one, see
-            ``load_model``.
+        model: from ``load_model``, or what it takes: a name, a folder, or a model of transformers
+            that is at hand.
+        data: from ``load_corpus``, or what it takes: a name, a path, texts in a list or Series, a
+            table.
+        tokenizer, processor: what prepares the input of a model that is at hand, either of them; of
+            another one, see ``load_model``.
         column: of a table that is at hand, the texts.
-        units: of a table, in a file or at hand, the column of what each text is a part of, such as its document:
-            intervals are over these, see ``load_corpus``.
-        metrics: names, comma-separated or listed, accumulators such as ``metrics.Isotropy(["query"])`` or one of your
-            own, or ``all``, which leaves out what cannot be had (``run["left_out"]`` says why).
-        special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always do.
+        units: of a table, in a file or at hand, the column of what each text is a part of, such as
+            its document: intervals are over these, see ``load_corpus``.
+        metrics: names, comma-separated or listed, accumulators such as
+            ``metrics.Isotropy(["query"])`` or one of your own, or ``all``, which leaves out what
+            cannot be had (``run["left_out"]`` says why).
+        special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always
+            do.
         long_texts: ``cut`` or ``window``, see :class:`Settings`.
         tokens_per_batch: how many tokens, padding included, go through the model at once.
         maps: of a convolutional network, ``flatten`` or ``positions``, see :class:`Settings`.
-        intervention: what is changed on the way, such as ``Replace("residual", layers=[3], dimensions=[99])``, or
-            several changes in a list. Where it needs means or other texts, the corpus is read once more, before.
-        tokens: ``all``, or as in ``norm<10x`` those whose hidden vector is shorter than so many times the median norm
-            of its layer, which a pass before finds; ``run["report"]["long"]`` says how many were left out, by layer.
+        intervention: what is changed on the way, such as ``Replace("residual", layers=[3],
+            dimensions=[99])``, or several changes in a list. Where it needs means or other texts,
+            the corpus is read once more, before.
+        tokens: ``all``, or as in ``norm<10x`` those whose hidden vector is shorter than so many
+            times the median norm of its layer, which a pass before finds; ``run["report"]["long"]``
+            says how many were left out, by layer.
         workers: processes on this machine, this one among them.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
-        worker_timeout: seconds in which no worker of the scheduler works, after which this is an error.
-        checkpoints: a folder in which what is merged is kept about every minute; a run that was interrupted goes on
-            from there.
+        worker_timeout: seconds in which no worker of the scheduler works, after which this is an
+            error.
+        checkpoints: a folder in which what is merged is kept about every minute; a run that was
+            interrupted goes on from there.
         progress: whether to show a bar.
 
     Returns:
         The tables by name, such as ``tables["anisotropy"]``.
 
     Raises:
-        AnalysisError: a model that cannot be captured, vectors that are not finite (the layer is named), too
-            little text, workers that died, a scheduler that does not answer or has no workers left.
+        AnalysisError: a model that cannot be captured, vectors that are not finite (the layer is
+            named), too little text, workers that died, a scheduler that does not answer or has no
+            workers left.
     """
     started = time.monotonic()
     metrics = wanted(metrics)
@@ -134,12 +145,16 @@ def measure(
     refuse_senseless(model, corpus, metrics, settings, workers)
     processor = tokenizer if processor is None else processor
     if isinstance(model, LoadedModel) and processor is not None:
-        raise AnalysisError(f"{model.name} is loaded with its tokenizer: give another one to load_model")
+        raise AnalysisError(
+            f"{model.name} is loaded with its tokenizer: give another one to load_model"
+        )
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
     _refuse_kind(model.name, model.layout, corpus)
     _refuse_without_effect(model, settings)
     who = (workers, scheduler, worker_timeout)
-    return _measured(as_source(model), corpus, metrics, settings, who, checkpoints, progress, started)
+    return _measured(
+        as_source(model), corpus, metrics, settings, who, checkpoints, progress, started
+    )
 
 
 def measure_sensible(
@@ -149,13 +164,27 @@ def measure_sensible(
     progress: bool = True,
     workers: int = 1,
 ) -> Tables:
-    """:func:`measure` of those metrics that can be had; ``run["left_out"]`` says why others cannot."""
+    """:func:`measure` of those metrics that can be had; ``run["left_out"]`` says why others
+    cannot.
+    """
     started, settings, source = time.monotonic(), Settings(), as_source(model)
     _refuse_kind(model.name, model.layout, corpus)
     metrics = resolve(metrics)
-    senseless = _senseless(metrics, model.layout, settings, source.unsupported(corpus.items, settings))
+    senseless = _senseless(
+        metrics, model.layout, settings, source.unsupported(corpus.items, settings)
+    )
     sensible = [metric for metric in metrics if metric.name not in senseless]
-    tables = _tables(source, corpus, sensible, settings, {}, (workers, None, WORKER_TIMEOUT), None, progress, started)
+    tables = _tables(
+        source,
+        corpus,
+        sensible,
+        settings,
+        {},
+        (workers, None, WORKER_TIMEOUT),
+        None,
+        progress,
+        started,
+    )
     tables.run["left_out"] = senseless | tables.leave_out_what_fails()
     return tables
 
@@ -171,50 +200,63 @@ def measure_vectors(
     checkpoints: Path | str | None = None,
     progress: bool = True,
 ) -> Tables:
-    """Measure vectors that are at hand already, without a model: every metric that needs vectors alone.
+    """Measure vectors that are at hand already, without a model: every metric that needs vectors
+    alone.
 
-    Tables, intervals and what is kept are those of :func:`measure`. Some 2,000 vectors of a layer are in memory at a
-    time, or those of one text: files are mapped. Half precision is summed in single precision. Every vector counts, so
-    leave out those that are not to, such as that of [CLS]; the types of tokens are not known, and ``dimension_means``
-    calls all of them ``other``. What transformers gives as the last hidden state of Llama and its like is behind a
-    norm: ``measure`` calls it ``final``, and so can you.
+    Tables, intervals and what is kept are those of :func:`measure`. Some 2,000 vectors of a layer
+    are in memory at a time, or those of one text: files are mapped. Half precision is summed in
+    single precision. Every vector counts, so leave out those that are not to, such as that of
+    [CLS]; the types of tokens are not known, and ``dimension_means`` calls all of them ``other``.
+    What transformers gives as the last hidden state of Llama and its like is behind a norm:
+    ``measure`` calls it ``final``, and so can you.
 
     Args:
-        vectors: by layer, or a list of layers from 0 on, such as the ``hidden_states`` of transformers: of each an
-            array of numpy or torch, token x width, the texts one after another; or utterance x token x width, with
-            padding after the end of a text; or a list of such arrays, each of the next text or texts. Layers are
-            numbers, or names: ``layer_3`` of hidden vectors, and ``query_3``, ``key_3``, ``value_3``, token x head x
-            dim, or ``final_3``.
-            Or a folder of ``.safetensors`` and ``.npy`` files. A file with one array is known by its own name, such as
-            ``layer_3.npy``, and the arrays of other safetensors by theirs. ``layer_3-part_0.npy`` and
-            ``layer_3-part_1.npy`` follow one another, as do arrays of one name, in the order of the numbers in the
-            names of the files.
-        lengths: how many vectors each text has, in order; 1 for each where a vector stands for a whole text. They are
-            known where each array of a list is a text, or from the shape utterance x token x width. In a folder, they
-            are an array ``lengths``: a file, or in a file with vectors, of the texts in it.
-        mask: in the place of lengths, of vectors utterance x token x width: utterance x token, 1 at each token and 0 at
-            padding, which may be on any side, such as the ``attention_mask`` of a tokenizer.
+        vectors: by layer, or a list of layers from 0 on, such as the ``hidden_states`` of
+            transformers: of each an array of numpy or torch, token x width, the texts one after
+                another; or utterance x token x width, with
+            padding after the end of a text; or a list of such arrays, each of the next text or
+            texts. Layers are numbers, or names: ``layer_3`` of hidden vectors, and ``query_3``,
+            ``key_3``, ``value_3``, token x head x dim, or ``final_3``.
+            Or a folder of ``.safetensors`` and ``.npy`` files. A file with one array is known by
+            its own name, such as ``layer_3.npy``, and the arrays of other safetensors by theirs.
+            ``layer_3-part_0.npy`` and ``layer_3-part_1.npy`` follow one another, as do arrays of
+            one name, in the order of the numbers in the names of the files.
+        lengths: how many vectors each text has, in order; 1 for each where a vector stands for a
+            whole text. They are known where each array of a list is a text, or from the shape
+            utterance x token x width. In a folder, they are an array ``lengths``: a file, or in a
+            file with vectors, of the texts in it.
+        mask: in the place of lengths, of vectors utterance x token x width: utterance x token, 1 at
+            each token and 0 at padding, which may be on any side, such as the ``attention_mask`` of
+            a tokenizer.
         metrics: as of :func:`measure`; ``all`` leaves out what cannot be had of these vectors.
-        units: what each text is a part of, such as its document: intervals are over these. In a folder, an array
-            ``units``.
+        units: what each text is a part of, such as its document: intervals are over these. In a
+            folder, an array ``units``.
         workers, checkpoints, progress: as of :func:`measure`; workers take a folder.
 
     Raises:
-        AnalysisError: files that cannot be read; vectors that are not finite (file, layer and text are named), or no
-            floats; lengths or a mask that do not fit; two names of one layer; the steps of ``generate``; a metric that
-            needs what is not given.
+        AnalysisError: files that cannot be read; vectors that are not finite (file, layer and text
+            are named), or no floats; lengths or a mask that do not fit; two names of one layer; the
+            steps of ``generate``; a metric that needs what is not given.
 
     >>> import numpy as np
-    >>> tables = measure_vectors({0: np.array([[1.0, 0], [0, 1], [1, 0]])}, [2, 1], "anisotropy", progress=False)
-    >>> tables["anisotropy"]["cosine"].round(3).tolist()  # one pair of three is parallel, two are orthogonal
+    >>> vectors = {0: np.array([[1.0, 0], [0, 1], [1, 0]])}
+    >>> tables = measure_vectors(vectors, [2, 1], "anisotropy", progress=False)
+    >>> # One pair of three is parallel, two are orthogonal.
+    >>> tables["anisotropy"]["cosine"].round(3).tolist()
     [0.333]
     """
     started, metrics = time.monotonic(), wanted(metrics)
     _refuse_work(workers, None, WORKER_TIMEOUT, checkpoints, progress)
     given = GivenVectors(vectors)
     texts = given.texts(lengths, mask)
-    units = given.stored["units"] if units is None else in_order("units", units, "the unit of each text, in a list")
-    units = whole_units(given.name, [None if unit is None or unit != unit else str(unit) for unit in units])
+    units = (
+        given.stored["units"]
+        if units is None
+        else in_order("units", units, "the unit of each text, in a list")
+    )
+    units = whole_units(
+        given.name, [None if unit is None or unit != unit else str(unit) for unit in units]
+    )
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
     refuse_senseless(given, corpus, metrics, Settings(), workers)
     who = (workers, None, WORKER_TIMEOUT)
@@ -228,7 +270,9 @@ def _measured(
     settings: Settings,
     *work: object,
 ) -> Tables:
-    """The tables of a model, or of vectors that are given; ``work`` are the further arguments of :func:`_tables`."""
+    """The tables of a model, or of vectors that are given; ``work`` are the further arguments of
+    :func:`_tables`.
+    """
     unsupported = source.unsupported(corpus.items, settings)
     senseless = _senseless(resolve(metrics), source.model.layout, settings, unsupported)
     return _tables(source, corpus, metrics, settings, senseless, *work)
@@ -272,7 +316,9 @@ def _tables(
 
 
 def wanted(metrics: str | Iterable[str | Metric]) -> str | list[str | Metric]:
-    """What is to be measured, to be read more than once; an AnalysisError if it cannot be resolved."""
+    """What is to be measured, to be read more than once; an AnalysisError if it cannot be
+    resolved.
+    """
     metrics = metrics if isinstance(metrics, str) else in_order("metrics", metrics, WANTED)
     resolve(metrics)
     return metrics
@@ -284,11 +330,18 @@ def refuse_unchanged(metrics: str | list[str | Metric], intervention: object) ->
         return
     for metric in resolve(metrics):
         if capture.OUTPUT in metric.needs:
-            raise AnalysisError(f"{metric.name} is what an intervention changes: give an intervention, or leave it out")
+            raise AnalysisError(
+                f"{metric.name} is what an intervention changes: give an intervention, or leave it "
+                "out"
+            )
 
 
 def _refuse_work(
-    workers: int, scheduler: str | None, worker_timeout: float, checkpoints: Path | str | None, progress: bool
+    workers: int,
+    scheduler: str | None,
+    worker_timeout: float,
+    checkpoints: Path | str | None,
+    progress: bool,
 ) -> None:
     """Refuse what makes no sense of who measures, and where what is merged is kept."""
     require_whole("the number of workers", workers, 1)
@@ -306,12 +359,18 @@ def _refuse_work(
 
 
 def refuse_senseless(
-    model: object, corpus: Corpus, metrics: str | Iterable[str | Metric], settings: Settings, workers: int = 1
+    model: object,
+    corpus: Corpus,
+    metrics: str | Iterable[str | Metric],
+    settings: Settings,
+    workers: int = 1,
 ) -> None:
-    """Refuse, before a model is loaded, what can be refused without it, and before it is trained what it cannot read.
+    """Refuse, before a model is loaded, what can be refused without it, and before it is trained
+    what it cannot read.
 
     Raises:
-        AnalysisError: too few workers, or a metric or a corpus that makes no sense for a model that is trained here.
+        AnalysisError: too few workers, or a metric or a corpus that makes no sense for a model that
+            is trained here.
     """
     require_whole("the number of workers", workers, 1)
     wanted, kind = resolve(metrics), isinstance(model, str) and architecture_to_make(model)
@@ -324,9 +383,14 @@ def refuse_senseless(
 
 
 def measured(
-    name: str, corpus: Corpus, metrics: str | Iterable[str | Metric], settings: Settings, **given: str | None
+    name: str,
+    corpus: Corpus,
+    metrics: str | Iterable[str | Metric],
+    settings: Settings,
+    **given: str | None,
 ) -> Tables | None:
-    """What ``measure`` has kept of the model of a name, which is not loaded; None where something is missing.
+    """What ``measure`` has kept of the model of a name, which is not loaded; None where something
+    is missing.
 
     Args:
         name: as ``load_model`` takes it.
@@ -356,11 +420,16 @@ def _measure(
     merging = kept.resume(metrics)
     shards = make_shards(source, corpus, metrics, settings, progress)
     read = [0, *itertools.accumulate(len(shard.items) for shard in shards)]
-    shown_as = {"unit": model.kind, "description": f"{model.name} on {corpus.name}", "show": progress}
+    shown_as = {
+        "unit": model.kind,
+        "description": f"{model.name} on {corpus.name}",
+        "show": progress,
+    }
     with bar(total=len(corpus), initial=read[merging.shards], **shown_as) as shown:
         whole = True
         try:
-            # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
+            # In the order of the shards, whichever finished first: the bytes do not depend on who
+            # did what.
             words = "; what is finished is kept" if kept.path else ""
             with closing(results(shards[merging.shards :], source, *who, words)) as parts:
                 for count, result in parts:
@@ -370,15 +439,17 @@ def _measure(
                     kept.keep(merging)
                     shown.update(read[merging.shards] - shown.n)
         except BaseException:
-            # What was stopped in the middle of a shard would count it twice. On a full disk, too, what is said is what
-            # came first.
+            # What was stopped in the middle of a shard would count it twice. On a full disk, too,
+            # what is said is what came first.
             with suppress(AnalysisError):
                 if whole:
                     kept.keep(merging, now=True)
             raise
     merging.close()
     if not merging.report.counted:
-        raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")
+        raise AnalysisError(
+            f"{corpus.name} has no token that counts: keep the special tokens or give other text"
+        )
     return merging.report
 
 
@@ -395,15 +466,19 @@ def _refuse_without_effect(model: LoadedModel, settings: Settings) -> None:
     """Refuse what is asked for of a model, and changes nothing of what it gives."""
     if settings.maps != Settings.maps and not model.layout.maps:
         raise AnalysisError(
-            f"maps is {settings.maps}, which is of convolutional networks, and {model.name} is none: leave maps out"
+            f"maps is {settings.maps}, which is of convolutional networks, and {model.name} is "
+            "none: leave maps out"
         )
     if settings.long_texts != Settings.long_texts and model.kind == "image":
         raise AnalysisError(
-            f"long_texts is {settings.long_texts}, and {model.name} reads images, which are not cut: leave it out"
+            f"long_texts is {settings.long_texts}, and {model.name} reads images, which are not "
+            "cut: leave it out"
         )
 
 
-def _senseless(metrics: list[Metric], layout: Layout, settings: Settings, lacking: dict[str, str]) -> dict[str, str]:
+def _senseless(
+    metrics: list[Metric], layout: Layout, settings: Settings, lacking: dict[str, str]
+) -> dict[str, str]:
     """The metrics that cannot be had of a model, and why.
 
     Args:
@@ -432,20 +507,23 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
     uncaptured = model.layout.uncaptured
     more = f" and of {len(uncaptured) - 1} more modules" if len(uncaptured) > 1 else ""
     found = {
-        f"the attention of {', '.join(uncaptured[:1])}{more} is not captured, and in no table": uncaptured,
+        f"the attention of {', '.join(uncaptured[:1])}{more} is not captured, and in "
+        "no table": uncaptured,
         f"{empty} {items} are blank or hold no token, and are left out": empty,
         f"{report.cut} {items} are longer than {most}, and are cut there": report.cut,
-        f"{report.windowed} {items} are longer than {most}, and are read in windows": report.windowed,
-        f"its tokenizer does not know {unknown:.0%} of the tokens{little * (unknown > MUCH_UNKNOWN)}": (
-            unknown >= SOME_UNKNOWN
-        ),
-        f"{report.spelt} special tokens are spelt out in the texts, and count as their own": report.spelt,
-        f"{report.doubled} texts begin with a token that its tokenizer puts before them: leave it out": report.doubled,
-        f"{report.without_text} {items} have no text, so that its decoder reads the tokens alone that begin one": (
-            report.without_text
-        ),
+        f"{report.windowed} {items} are longer than {most}, and are read in "
+        "windows": report.windowed,
+        f"its tokenizer does not know {unknown:.0%} of the "
+        f"tokens{little * (unknown > MUCH_UNKNOWN)}": (unknown >= SOME_UNKNOWN),
+        f"{report.spelt} special tokens are spelt out in the texts, and count as "
+        "their own": report.spelt,
+        f"{report.doubled} texts begin with a token that its tokenizer puts before them: "
+        "leave it out": report.doubled,
+        f"{report.without_text} {items} have no text, so that its decoder reads the tokens alone "
+        "that begin one": (report.without_text),
         f"{zeros} zero vectors have no direction and enter no cosine": zeros,
-        f"of {longest} of {report.tokens} tokens in some layer the vector is too long to count": longest,
+        f"of {longest} of {report.tokens} tokens in some layer the vector is too long "
+        "to count": longest,
         f"its {PLURAL[model.kind]} are one unit, so that there are no intervals": units == 1,
         f"its intervals rest on {units} independent units, and are rough": 1 < units < FEW_UNITS,
     }
@@ -453,7 +531,8 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
 
 
 def _say(model: str, notes: Iterable[str]) -> None:
-    # The checkpoints of a run are read alike, and so are a model and its untrained twins: one note will do for all.
+    # The checkpoints of a run are read alike, and so are a model and its untrained twins: one note
+    # will do for all.
     whole = Path(ModelName.parse(model).trained)
     subject = whole.parent if CHECKPOINT_NAME.fullmatch(whole.name) else whole
     for words in notes:
@@ -462,13 +541,19 @@ def _say(model: str, notes: Iterable[str]) -> None:
 
 
 def _units(corpus: Corpus) -> dict[str, object]:
-    """What intervals are over: the column of the units, where one was named, and how many there are."""
+    """What intervals are over: the column of the units, where one was named, and how many there
+    are.
+    """
     count = len(corpus) if corpus.units is None else len({*corpus.units})
     return {"unit_column": corpus.unit_column, "units": count}
 
 
 def _description(
-    model: LoadedModel | GivenVectors, corpus: Corpus, settings: Settings, report: Report, seconds: float
+    model: LoadedModel | GivenVectors,
+    corpus: Corpus,
+    settings: Settings,
+    report: Report,
+    seconds: float,
 ) -> dict[str, object]:
     versions = ("torch", "transformers", "tokenizers", "numpy", "pandas", "scipy")
     return {

@@ -1,4 +1,6 @@
-"""The sums of a corpus from those of its shards, merged in an order that does not depend on who measured what."""
+"""The sums of a corpus from those of its shards, merged in an order that does not depend on who
+measured what.
+"""
 
 from collections.abc import Iterable
 
@@ -13,7 +15,8 @@ SHARDS_PER_BRANCH = 32
 
 
 class Merging:
-    """What is merged so far: the branches that are whole, and the shards of the next one that are there.
+    """What is merged so far: the branches that are whole, and the shards of the next one that are
+    there.
 
     Attributes:
         metrics: with the sums of whole branches.

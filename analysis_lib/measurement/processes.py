@@ -1,4 +1,6 @@
-"""Other processes of this machine that work for this one, and threads: joblib's processes, PyTorch's threads."""
+"""Other processes of this machine that work for this one, and threads: joblib's processes,
+PyTorch's threads.
+"""
 
 import os
 import signal
@@ -17,13 +19,16 @@ from tqdm import tqdm
 
 from analysis_lib.errors import AnalysisError, undisturbed
 
-# Idle OpenMP threads would spin, and keep the cores busy: together, workers may have more threads than there are cores.
+# Idle OpenMP threads would spin, and keep the cores busy: together, workers may have more threads
+# than there are cores.
 PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @contextmanager
 def mapped(workers: int) -> Iterator[Callable]:
-    """``map`` of a function of this library, in processes of one thread each if there are to be several."""
+    """``map`` of a function of this library, in processes of one thread each if there are to be
+    several.
+    """
     if workers < 2:
         yield map
         return
@@ -31,27 +36,35 @@ def mapped(workers: int) -> Iterator[Callable]:
         with pool(workers, threads=1) as executor:
 
             def submitted(function: Callable, *given: Iterable) -> Iterator:
-                tasks = [executor.submit(function, *arguments) for arguments in zip(*given, strict=True)]
+                tasks = [
+                    executor.submit(function, *arguments) for arguments in zip(*given, strict=True)
+                ]
                 return (task.result() for task in tasks)
 
             yield submitted
     except BrokenProcessPool:
         raise AnalysisError(
-            "a worker died (out of memory?): use fewer workers; the same call resumes what was left unfinished"
+            "a worker died (out of memory?): use fewer workers; the same call resumes what was "
+            "left unfinished"
         ) from None
 
 
 @contextmanager
 def pool(workers: int, threads: int) -> Iterator[Executor]:
-    """Processes with so many threads each; they are stopped when the block is left, and when this process ends."""
+    """Processes with so many threads each; they are stopped when the block is left, and when this
+    process ends.
+    """
     environment = {name: os.environ.get(name, value) for name, value in PATIENT.items()}
     # Not joblib.Parallel, which has no pool of one process: this process measures beside it.
-    executor = ProcessPoolExecutor(workers, initializer=_start, initargs=(threads, os.getpid()), env=environment)
+    executor = ProcessPoolExecutor(
+        workers, initializer=_start, initargs=(threads, os.getpid()), env=environment
+    )
     try:
         with undisturbed():
             executor.submit(int)
         with warnings.catch_warnings():
-            # One whose memory has grown by 300 MB is replaced by another one, which is nobody's concern.
+            # One whose memory has grown by 300 MB is replaced by another one, which is nobody's
+            # concern.
             warnings.filterwarnings("ignore", "A worker stopped while some jobs")
             yield executor
     finally:
@@ -63,14 +76,17 @@ def _stop(executor: ProcessPoolExecutor) -> None:
     for process in list(executor._processes):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    # One that was stopped in the middle of a result leaves its reader waiting for the rest while there is a sender.
+    # One that was stopped in the middle of a result leaves its reader waiting for the rest while
+    # there is a sender.
     executor._result_queue._writer.close()
     executor.shutdown(kill_workers=True)
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Inside it, PyTorch computes with so many threads: their number decides the order of its sums."""
+    """Inside it, PyTorch computes with so many threads: their number decides the order of its
+    sums.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -94,7 +110,9 @@ def _start(threads: int, parent: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Let a process of multiprocessing end when the one that started it does, even if that one is killed."""
+    """Let a process of multiprocessing end when the one that started it does, even if that one is
+    killed.
+    """
     _end_after(parent_process().join)
 
 

@@ -87,7 +87,8 @@ def measure_shard(shard: Shard, source: Source | None = None) -> Result:
 
 
 def measure_shards(shards: Sequence[Shard], source: Source) -> Iterator[Result]:
-    """What :func:`measure_shard` gives of each; one begins while the last parts of the one before are computed.
+    """What :func:`measure_shard` gives of each; one begins while the last parts of the one before
+    are computed.
 
     Where shards are cut into parts, the sums do not depend on how many threads compute these.
     """
@@ -118,7 +119,9 @@ def measure_shards(shards: Sequence[Shard], source: Source) -> Iterator[Result]:
 
 
 class _Part(NamedTuple):
-    """Some batches of a shard in a row, or all of them; and what was read of the shard, where this is its last part."""
+    """Some batches of a shard in a row, or all of them; and what was read of the shard, where this
+    is its last part.
+    """
 
     shard: Shard
     batches: Iterable[capture.Batch]

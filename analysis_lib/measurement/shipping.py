@@ -1,4 +1,6 @@
-"""Measurements that come with the book, of models that a build does not load: ``shipped("mpnet-base")``."""
+"""Measurements that come with the book, of models that a build does not load:
+``shipped("mpnet-base")``.
+"""
 
 import json
 from collections.abc import Iterable
@@ -26,16 +28,21 @@ def home() -> Path:
 
 
 def descriptions(file: str) -> dict[str, dict]:
-    """How measurements were made, by the folder: ``run.json``, ``dynamics.json`` or ``results.json`` of each."""
+    """How measurements were made, by the folder: ``run.json``, ``dynamics.json`` or
+    ``results.json`` of each.
+    """
     return {path.parent.name: files.read_json(path) for path in sorted(home().glob(f"*/{file}"))}
 
 
 def code_warning(titles: Iterable[str]) -> str:
-    """For a page to show: the measurements of another version of the code; an empty text without any."""
+    """For a page to show: the measurements of another version of the code; an empty text without
+    any.
+    """
     if not (unique_titles := [*dict.fromkeys(titles)]):
         return ""
     return (
-        f"The numbers of {', '.join(unique_titles)} are shown as an earlier version of the code gave them; "
+        f"The numbers of {', '.join(unique_titles)} are shown as an earlier version of the code "
+        "gave them; "
         f"data/README.md says how to record them anew."
     )
 
@@ -56,7 +63,9 @@ class Shipped(LazyTables):
 
     @property
     def code_warning(self) -> str:
-        """For a page to show: that the tables may not be what the code gives today, or an empty text."""
+        """For a page to show: that the tables may not be what the code gives today, or an empty
+        text.
+        """
         return code_warning([] if self.is_current else [title(self.run["model"])])
 
     @property
@@ -68,10 +77,12 @@ class Shipped(LazyTables):
 def shipped_twin(
     name: str, corpus: Corpus, metrics: str | Iterable[str | Metric], settings: Settings
 ) -> Shipped | None:
-    """What measuring an untrained twin would give, if its tables come with the book, in ``untrained``; or None.
+    """What measuring an untrained twin would give, if its tables come with the book, in
+    ``untrained``; or None.
 
-    Random weights depend on nothing but their seed, so that most builds need not measure them. Taken are only tables
-    of the same weights, corpus and settings, made by formulas of the same versions with the same parameters.
+    Random weights depend on nothing but their seed, so that most builds need not measure them.
+    Taken are only tables of the same weights, corpus and settings, made by formulas of the same
+    versions with the same parameters.
     """
     wanted = json.loads(json.dumps(formulas(resolve(metrics))["metrics"]))
     written = json.loads(json.dumps(asdict(settings)))
@@ -94,7 +105,8 @@ def shipped(model: str) -> Shipped:
     """The measurement of a model that comes with the book, in ``data/measurements``.
 
     Args:
-        model: the name of its folder, such as ``mpnet-base``, or ``untrained/mpnet-base-0`` of an untrained twin.
+        model: the name of its folder, such as ``mpnet-base``, or ``untrained/mpnet-base-0`` of an
+            untrained twin.
 
     Raises:
         AnalysisError: none comes with it (with the nearest names of those that do).
@@ -115,7 +127,8 @@ def without_intervals(measurement: str, *tables: str) -> None:
 
 
 def in_single_precision(measurement: str, table: str, column: str) -> None:
-    """Round a column of numbers that come with the book to the precision of the vectors that they were computed from.
+    """Round a column of numbers that come with the book to the precision of the vectors that they
+    were computed from.
 
     Half of the bits of each number are then zero, and the file is half as large.
     """

@@ -1,4 +1,6 @@
-"""What is kept of measurements: finished ones, and the sums from which an interrupted one goes on."""
+"""What is kept of measurements: finished ones, and the sums from which an interrupted one goes
+on.
+"""
 
 import functools
 import importlib.metadata
@@ -28,21 +30,24 @@ from analysis_lib.models.loading import revision_of
 
 # About how many seconds of merged work a killed measurement may lose.
 SECONDS_AT_RISK = 60
-# How many characters of the hash of all that a measurement depends on are in the name of its folder.
+# How many characters of the hash of all that a measurement depends on are in the name of its
+# folder.
 DIGITS = 16
 
 
 class StoredMeasurements:
-    """The finished measurements of a corpus under a model, a file per metric, which every later one can use.
+    """The finished measurements of a corpus under a model, a file per metric, which every later one
+    can use.
 
     They lie in the folder ``measurements`` beside the pinned packages, or in the one that
-    ``ANALYSIS_LIB_MEASUREMENTS`` names; where that is empty, and of a model that lives in this process alone, nothing
-    is kept. What is found does not depend on who measured it, to rounding: other metrics in the same pass can call for
-    other kernels.
+    ``ANALYSIS_LIB_MEASUREMENTS`` names; where that is empty, and of a model that lives in this
+    process alone, nothing is kept. What is found does not depend on who measured it, to rounding:
+    other metrics in the same pass can call for other kernels.
 
     Attributes:
-        entries: named after model and corpus, and all that the measurement depends on but the metric. Those of a
-            network of maps are known by what a vector of it is; which networks have maps only their loading tells.
+        entries: named after model and corpus, and all that the measurement depends on but the
+            metric. Those of a network of maps are known by what a vector of it is; which networks
+            have maps only their loading tells.
         report: what was read when what has been filled was measured.
         run: how that was measured, as ``run.json`` has it, of the first metric that was filled.
     """
@@ -87,7 +92,9 @@ class StoredMeasurements:
 
     @contextmanager
     def alone(self) -> Iterator[Self]:
-        """Inside it, other processes that want to measure the same wait; they find it measured, if it is kept."""
+        """Inside it, other processes that want to measure the same wait; they find it measured, if
+        it is kept.
+        """
         with ExitStack() as held:
             held.enter_context(store.in_use())
             for entry in self.entries[:1]:
@@ -118,7 +125,9 @@ class StoredMeasurements:
                     _write(entry, _file(metric), sums, self.report, run=about)
 
     def array(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """What ``make`` gives of each text, if it is not kept yet under a name that changes with all it depends on."""
+        """What ``make`` gives of each text, if it is not kept yet under a name that changes with
+        all it depends on.
+        """
         if not self.entries:
             return make()
         entry = self.entries[0]
@@ -137,7 +146,9 @@ def _file(metric: Metric) -> str:
 
 @contextmanager
 def interruption(kept: bool) -> Iterator[None]:
-    """Inside it, a Ctrl-C that says nothing of its own says whether something is kept of what came before it."""
+    """Inside it, a Ctrl-C that says nothing of its own says whether something is kept of what came
+    before it.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
@@ -148,12 +159,18 @@ class Progress:
     """What an interrupted measurement has merged: one file in a folder, written now and then.
 
     Attributes:
-        path: named after all that the sums depend on, in the folder that was given; None without one: nothing is kept.
+        path: named after all that the sums depend on, in the folder that was given; None without
+            one: nothing is kept.
         merged: how many shards of the measurement are in the file.
     """
 
     def __init__(
-        self, folder: Path | str | None, model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings
+        self,
+        folder: Path | str | None,
+        model: LoadedModel,
+        corpus: Corpus,
+        metrics: list[Metric],
+        settings: Settings,
     ):
         self.path = None
         self.merged = 0
@@ -210,7 +227,11 @@ class _Stored(NamedTuple):
 
 
 def _write(
-    entry: store.Entry, name: str, sums: Mapping[str, dict[Key, GroupSums]], report: Report, **more: str | int
+    entry: store.Entry,
+    name: str,
+    sums: Mapping[str, dict[Key, GroupSums]],
+    report: Report,
+    **more: str | int,
 ) -> None:
     # numpy takes no tuples as names: keys are written as JSON.
     arrays = {}
@@ -243,6 +264,10 @@ installed_version = functools.cache(importlib.metadata.version)
 
 
 def _common(corpus: Corpus, settings: dict) -> list:
-    """What a measurement depends on besides model and metrics; another text, setting or version starts afresh."""
-    versions = [installed_version(name) for name in ("torch", "transformers", "tokenizers", "numpy")]
+    """What a measurement depends on besides model and metrics; another text, setting or version
+    starts afresh.
+    """
+    versions = [
+        installed_version(name) for name in ("torch", "transformers", "tokenizers", "numpy")
+    ]
     return [corpus.sha256, corpus.groups(GROUPS), settings, library_hash(), versions]

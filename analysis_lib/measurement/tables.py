@@ -39,7 +39,8 @@ class Report(Reading):
     Attributes:
         tokens: of all utterances at the first layer, special tokens included.
         counted: those that count as vectors and as queries.
-        zero_vectors: by "space layer", how many vectors had no direction and were left out of cosines.
+        zero_vectors: by "space layer", how many vectors had no direction and were left out of
+            cosines.
         long: by layer, how many tokens were left out for the norm of their hidden vector.
         layers: the rows of :attr:`Tables.layers`, in order.
     """
@@ -59,12 +60,17 @@ class Report(Reading):
         self.layers = self.layers or other.layers
 
     def joined(self, other: "Report") -> "Report":
-        """What is known of one corpus from two passes over it, whose metrics looked at other spaces."""
+        """What is known of one corpus from two passes over it, whose metrics looked at other
+        spaces.
+        """
         layers = [
             {name: mine if mine is not None else theirs[name] for name, mine in row.items()}
             for row, theirs in zip(self.layers or other.layers, other.layers, strict=True)
         ]
-        dictionaries = {"zero_vectors": self.zero_vectors | other.zero_vectors, "long": self.long | other.long}
+        dictionaries = {
+            "zero_vectors": self.zero_vectors | other.zero_vectors,
+            "long": self.long | other.long,
+        }
         return replace(other, layers=layers, **dictionaries)
 
     def add(self, activations: Activations) -> None:
@@ -88,14 +94,18 @@ class Report(Reading):
                 self.zero_vectors[key] = self.zero_vectors.get(key, 0) + vectors.zeros
 
     def close(self) -> None:
-        """End the counting: all counts come over from the device at once, as numbers, and zeros are forgotten."""
+        """End the counting: all counts come over from the device at once, as numbers, and zeros are
+        forgotten.
+        """
         # A decoder's attentions to an encoder come between its layers.
         self.layers.sort(key=operator.itemgetter("layer"))
         if isinstance(self.tokens, Tensor):
             # The layers of one model can lie on several devices.
             counts = [*self.zero_vectors.values(), *self.long.values()]
             counts = [count.to(self.tokens.device) for count in counts]
-            self.tokens, self.counted, *counts = torch.stack([self.tokens, self.counted, *counts]).tolist()
+            self.tokens, self.counted, *counts = torch.stack(
+                [self.tokens, self.counted, *counts]
+            ).tolist()
             pairs = zip(self.zero_vectors, counts, strict=False)
             self.long = dict(zip(self.long, counts[len(self.zero_vectors) :], strict=True))
             self.zero_vectors = {key: count for key, count in pairs if count}
@@ -121,29 +131,39 @@ def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
     >>> grouped(two, "model").to_dict("list")
     {'model': ['bert', 'gpt2'], 'layer': [0, 1]}
     """
-    if not isinstance(frames, Mapping) or not all(isinstance(table, pd.DataFrame) for table in frames.values()):
-        raise AnalysisError("the tables are no mapping of tables by name: give them as in {'bert': table}")
+    if not isinstance(frames, Mapping) or not all(
+        isinstance(table, pd.DataFrame) for table in frames.values()
+    ):
+        raise AnalysisError(
+            "the tables are no mapping of tables by name: give them as in {'bert': table}"
+        )
     if not frames:
         raise AnalysisError("no table was given: give one or more, by name")
     return pd.concat(frames, names=[column]).reset_index(column).reset_index(drop=True)
 
 
 class LazyTables(Mapping[str, pd.DataFrame]):
-    """The table that ``make`` makes of each part, by the name of the part, made when first asked for.
+    """The table that ``make`` makes of each part, by the name of the part, made when first asked
+    for.
 
     Attributes:
         layers: one row per layer, see :class:`Tables`.
     """
 
     def __init__(
-        self, parts: Mapping[str, Any], make: Callable[[Any], pd.DataFrame], layers: pd.DataFrame | None = None
+        self,
+        parts: Mapping[str, Any],
+        make: Callable[[Any], pd.DataFrame],
+        layers: pd.DataFrame | None = None,
     ):
         self._parts, self._make, self.layers = parts, make, layers
         self._tables: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         if not isinstance(name, str) or name not in self._parts:
-            raise UnknownNameError(f"there is no table {shown(name)}: {near_names(str(name), self._parts)}")
+            raise UnknownNameError(
+                f"there is no table {shown(name)}: {near_names(str(name), self._parts)}"
+            )
         if name not in self._tables:
             self._tables[name] = self._make(self._parts[name])
         return self._tables[name]
@@ -160,9 +180,9 @@ class Plain:
     """A number of the tables of one or more measurements, or several.
 
     Attributes:
-        smooth: whether it changes little by little where texts are left out. Ranks, medians and counts jump, so that
-            their bias is not known: their intervals are around the number itself, see
-            :func:`~analysis_lib.metrics.intervals.jackknife_interval`.
+        smooth: whether it changes little by little where texts are left out. Ranks, medians and
+            counts jump, so that their bias is not known: their intervals are around the number
+            itself, see :func:`~analysis_lib.metrics.intervals.jackknife_interval`.
     """
 
     number: Statistic
@@ -175,10 +195,11 @@ class Plain:
 
 @dataclass(frozen=True)
 class Chosen(Plain):
-    """Numbers of something that is chosen on one half of the texts, such as a layer, and judged on the other half.
+    """Numbers of something that is chosen on one half of the texts, such as a layer, and judged on
+    the other half.
 
-    The largest of several numbers is too large, and its jackknife is not consistent. On a corpus of three groups or
-    fewer, both are done on all texts.
+    The largest of several numbers is too large, and its jackknife is not consistent. On a corpus of
+    three groups or fewer, both are done on all texts.
 
     Attributes:
         number: is given what was chosen after the tables.
@@ -189,10 +210,12 @@ class Chosen(Plain):
 
 
 def largest(statistic: Statistic) -> Chosen:
-    """The largest of several numbers, or the column of a table whose least is largest, chosen on half of the texts.
+    """The largest of several numbers, or the column of a table whose least is largest, chosen on
+    half of the texts.
 
     Args:
-        statistic: gives a Series, such as one number per layer, or a DataFrame, such as one column per dimension.
+        statistic: gives a Series, such as one number per layer, or a DataFrame, such as one column
+            per dimension.
     """
 
     if not callable(statistic):
@@ -203,7 +226,9 @@ def largest(statistic: Statistic) -> Chosen:
         found = (found.min(skipna=False) if isinstance(found, pd.DataFrame) else found).dropna()
         return found.idxmax() if len(found) else None
 
-    return Chosen(lambda *given: math.nan if given[-1] is None else statistic(*given[:-1])[given[-1]], choose)
+    return Chosen(
+        lambda *given: math.nan if given[-1] is None else statistic(*given[:-1])[given[-1]], choose
+    )
 
 
 @dataclass(frozen=True)
@@ -231,16 +256,20 @@ class Tables(LazyTables):
 
     Attributes:
         report: what was read.
-        layers: one row per layer: layer, stack (encoder, decoder, ...), part (the path of its block), width (dimensions
-            of its hidden vectors), heads, key_heads and head_width (missing where it has no attention, or where no
-            metric asked for it).
+        layers: one row per layer: layer, stack (encoder, decoder, ...), part (the path of its
+            block), width (dimensions of its hidden vectors), heads, key_heads and head_width
+            (missing where it has no attention, or where no metric asked for it).
         run: parameters, model, data, versions and duration, as in ``run.json``.
-        checkpoints: the file from which this measurement would go on, if it was kept; it can be deleted once the
-            tables are saved.
+        checkpoints: the file from which this measurement would go on, if it was kept; it can be
+            deleted once the tables are saved.
     """
 
-    def __init__(self, metrics: Iterable[Metric], report: Report, run: dict, checkpoints: Path | None = None):
-        super().__init__({metric.name: metric for metric in metrics}, operator.methodcaller("table"))
+    def __init__(
+        self, metrics: Iterable[Metric], report: Report, run: dict, checkpoints: Path | None = None
+    ):
+        super().__init__(
+            {metric.name: metric for metric in metrics}, operator.methodcaller("table")
+        )
         self.report = report
         self.layers = pd.DataFrame(report.layers).astype(dict.fromkeys(_SIZES, "Int64"))
         self.run = run
@@ -248,7 +277,10 @@ class Tables(LazyTables):
 
     def __repr__(self) -> str:
         read = f"{self.report.tokens:,} tokens in {self.report.utterances:,} utterances"
-        return f"<Tables of {self.run.get('model')} on {self.run.get('data')}, {read}: {', '.join(self)}>"
+        return (
+            f"<Tables of {self.run.get('model')} on {self.run.get('data')}, {read}: "
+            f"{', '.join(self)}>"
+        )
 
     @property
     def title(self) -> str:
@@ -257,28 +289,38 @@ class Tables(LazyTables):
 
     @property
     def groups(self) -> list[int]:
-        """The groups over which intervals are: as many as the corpus has independent units, up to 20."""
-        return sorted({group for metric in self._parts.values() for group in metric.occupied_groups()})
+        """The groups over which intervals are: as many as the corpus has independent units, up to
+        20.
+        """
+        return sorted(
+            {group for metric in self._parts.values() for group in metric.occupied_groups()}
+        )
 
     def smooth(self, name: str) -> bool:
         """Whether the numbers of a table change little by little where texts are left out."""
         return self._parts[name].smooth
 
-    def interval(self, statistic: "Statistic | Plain | Ratio", *others: "Tables") -> Estimate | list[Estimate]:
-        """One number computed from the tables, or several, with 95 % jackknife intervals over utterances.
+    def interval(
+        self, statistic: "Statistic | Plain | Ratio", *others: "Tables"
+    ) -> Estimate | list[Estimate]:
+        """One number computed from the tables, or several, with 95 % jackknife intervals over
+        utterances.
 
-        ``statistic`` is called on the tables of the whole corpus, then on those of the corpus without each of its
-        groups of utterances in turn (which have no interval columns). With other measurements of the same corpus it is
-        called on the tables of all of them: the same utterances are left out of each, so that what is particular to a
-        text drops out of a difference. A number that jumps, such as a rank, is ``Plain(statistic, smooth=False)``.
+        ``statistic`` is called on the tables of the whole corpus, then on those of the corpus
+        without each of its groups of utterances in turn (which have no interval columns). With
+        other measurements of the same corpus it is called on the tables of all of them: the same
+        utterances are left out of each, so that what is particular to a text drops out of a
+        difference. A number that jumps, such as a rank, is ``Plain(statistic, smooth=False)``.
 
         Returns:
-            An estimate, which has no interval for a corpus of one utterance; of several numbers, a list of them.
+            An estimate, which has no interval for a corpus of one utterance; of several numbers, a
+            list of them.
 
         Raises:
             AnalysisError: another measurement read other texts.
 
-        >>> print(tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean()))  # doctest: +SKIP
+        >>> entropy = lambda tables: tables["attention_entropy"]["entropy_nats"].mean()
+        >>> print(tables.interval(entropy))  # doctest: +SKIP
         1.58 [1.57, 1.59]
         """
         return self.intervals({"": statistic}, *others)[""]
@@ -286,18 +328,28 @@ class Tables(LazyTables):
     def intervals(
         self, statistics: "Mapping[str, Statistic | Plain | Ratio]", *others: "Tables"
     ) -> dict[str, Estimate | list[Estimate]]:
-        """The :meth:`interval` of each of several statistics: the tables without a group are made once for all."""
+        """The :meth:`interval` of each of several statistics: the tables without a group are made
+        once for all.
+        """
         if not isinstance(statistics, Mapping):
-            raise AnalysisError(f"the statistics are {shown(statistics)}: give functions of the tables, by name")
+            raise AnalysisError(
+                f"the statistics are {shown(statistics)}: give functions of the tables, by name"
+            )
         for statistic in statistics.values():
             if not callable(statistic) and not isinstance(statistic, Plain | Ratio):
-                raise AnalysisError(f"a statistic is {shown(statistic)}: give a function of the tables")
+                raise AnalysisError(
+                    f"a statistic is {shown(statistic)}: give a function of the tables"
+                )
         for other in others:
             if not isinstance(other, Tables):
-                raise AnalysisError(f"another measurement is {shown(other)}: give the tables of measure")
+                raise AnalysisError(
+                    f"another measurement is {shown(other)}: give the tables of measure"
+                )
         measured, groups = (self, *others), self.groups
         if any(other.run["data_sha256"] != self.run["data_sha256"] for other in others):
-            raise AnalysisError("the measurements are of different texts: measure one corpus with every model")
+            raise AnalysisError(
+                "the measurements are of different texts: measure one corpus with every model"
+            )
 
         # The sums of layers are put together once for all tables without some groups.
         leaving_out = functools.cache(operator.methodcaller("leaving_out"))
@@ -306,7 +358,9 @@ class Tables(LazyTables):
             make = lambda part: leaving_out(part)(*left_out)  # noqa: E731
             return [LazyTables(t._parts, make, t.layers) for t in measured]
 
-        known = {name: s if isinstance(s, Plain | Ratio) else Plain(s) for name, s in statistics.items()}
+        known = {
+            name: s if isinstance(s, Plain | Ratio) else Plain(s) for name, s in statistics.items()
+        }
         # What is chosen on every other group is judged on the rest.
         halves = (groups[::2], groups[1::2]) if len(groups) > 3 else ((), groups)
         choosing = {name: s for name, s in known.items() if isinstance(s, Chosen)}
@@ -319,7 +373,10 @@ class Tables(LazyTables):
                 continue
 
             def numbers(*t: LazyTables, some: Mapping = some) -> list[np.ndarray]:
-                called = (s.number(*t, *([choices[name]] if name in choices else [])) for name, s in some.items())
+                called = (
+                    s.number(*t, *([choices[name]] if name in choices else []))
+                    for name, s in some.items()
+                )
                 return [_as_numbers(values) for values in called]
 
             whole = numbers(*(without(*left_out) if left_out else measured))
@@ -331,7 +388,9 @@ class Tables(LazyTables):
         return {name: found[name] for name in statistics}
 
     def leave_out_what_fails(self) -> dict[str, str]:
-        """Make every table; those that too little was read for are no more among them: by name, why."""
+        """Make every table; those that too little was read for are no more among them: by name,
+        why.
+        """
         reasons = {}
         for name in list(self):
             try:
@@ -345,29 +404,40 @@ class Tables(LazyTables):
     def save(self, folder: Path | str, form: str = "parquet") -> None:
         """Write the tables and ``run.json``, see :func:`save_tables`."""
         inputs = (str(self.run.get("model", "")), str(self.run.get("data", "")))
-        save_tables(self, Output(require_path("the folder", folder), "measure", inputs, "run.json"), self.run, form)
+        save_tables(
+            self,
+            Output(require_path("the folder", folder), "measure", inputs, "run.json"),
+            self.run,
+            form,
+        )
 
 
 def _as_numbers(values: object) -> np.ndarray:
     try:
         return np.asarray(values, dtype=float)
     except (TypeError, ValueError) as error:
-        raise AnalysisError(f"a statistic gives {shown(values)}: let it give a number, or several") from error
+        raise AnalysisError(
+            f"a statistic gives {shown(values)}: let it give a number, or several"
+        ) from error
 
 
-def save_tables(tables: Mapping[str, pd.DataFrame], output: Output, run: dict, form: str = "parquet") -> None:
-    """Write one file per table, Parquet or CSV, then the description: JSON of the run that also lists the tables.
+def save_tables(
+    tables: Mapping[str, pd.DataFrame], output: Output, run: dict, form: str = "parquet"
+) -> None:
+    """Write one file per table, Parquet or CSV, then the description: JSON of the run that also
+    lists the tables.
 
     The description is written last: where it exists, so does every table it lists.
 
     Args:
-        output: the folder, which is to be new, or one of the same command on the same inputs, whose tables go.
+        output: the folder, which is to be new, or one of the same command on the same inputs, whose
+            tables go.
         run: what the description holds.
         form: of the tables.
 
     Raises:
-        AnalysisError: the folder cannot be written, holds something else that would be lost, or a table cannot be made:
-            then nothing is written.
+        AnalysisError: the folder cannot be written, holds something else that would be lost, or a
+            table cannot be made: then nothing is written.
     """
     if form not in FORMATS:
         raise AnalysisError(f"the form of the tables is {form!r}: give {' or '.join(FORMATS)}")

@@ -1,10 +1,13 @@
-"""What a measurement is known by: versions of formulas where it ships, a hash of the library where it is kept.
+"""What a measurement is known by: versions of formulas where it ships, a hash of the library where
+it is kept.
 
-A formula has a version: ``capture.VERSION`` for how activations are read, ``intervals.VERSION`` for intervals, and
-``Metric.version`` for each table. Raise it in the commit that changes numbers: tables that ship with another version
-are then recorded anew (``make record``). An edit that changes no number changes nothing that ships.
+A formula has a version: ``capture.VERSION`` for how activations are read, ``intervals.VERSION`` for
+intervals, and ``Metric.version`` for each table. Raise it in the commit that changes numbers:
+tables that ship with another version are then recorded anew (``make record``). An edit that changes
+no number changes nothing that ships.
 
-What is kept on this machine also depends on :func:`library_hash`: any edit of the library measures anew.
+What is kept on this machine also depends on :func:`library_hash`: any edit of the library measures
+anew.
 """
 
 import functools
@@ -35,7 +38,9 @@ IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
 
 @functools.cache
 def library_hash() -> str:
-    """The SHA-256 of every source file of the library, as it is when a process first asks for it."""
+    """The SHA-256 of every source file of the library, as it is when a process first asks for
+    it.
+    """
     paths = [path for path in sorted(LIBRARY.rglob("*")) if path.suffix in SUFFIXES]
     paths += [files.data_directory() / name for name in READ_BY_LIBRARY]
     whole = hashlib.sha256()
@@ -49,7 +54,8 @@ def formulas(metrics: Iterable[Metric]) -> dict[str, object]:
     """The versions that the tables of some metrics depend on, as ``run.json`` keeps them.
 
     Returns:
-        ``capture`` and ``intervals``, a version each; and ``metrics``: by name, ``version`` and ``parameters``.
+        ``capture`` and ``intervals``, a version each; and ``metrics``: by name, ``version`` and
+        ``parameters``.
 
     >>> from analysis_lib.metrics import Isotropy
     >>> formulas([Isotropy(["query"])])["metrics"]["isotropy"]["parameters"]
@@ -57,7 +63,10 @@ def formulas(metrics: Iterable[Metric]) -> dict[str, object]:
     """
     by_metric = {}
     for metric in metrics:
-        by_metric[metric.name] = {"version": metric.version, "parameters": readable_parameters(metric)}
+        by_metric[metric.name] = {
+            "version": metric.version,
+            "parameters": readable_parameters(metric),
+        }
     return {"capture": capture.VERSION, "intervals": intervals.VERSION, "metrics": by_metric}
 
 
@@ -83,7 +92,8 @@ def _versions(recorded: Mapping[str, Any]) -> dict[str, int]:
 
 
 def metric_identity(metric: Metric) -> list[str]:
-    """What a metric is known by: its name, its version, its parameters, and its text where it is a user's own.
+    """What a metric is known by: its name, its version, its parameters, and its text where it is a
+    user's own.
 
     Raises:
         AnalysisError: a parameter or a class without a lasting form, such as an open file.
@@ -113,7 +123,8 @@ def _hash_of(value: object, metric: Metric) -> str:
         return joblib.hash(value, hash_name="sha1")
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise AnalysisError(
-            f"the metric {metric.name} holds what cannot be pickled ({error}), so that its sums cannot be kept: "
+            f"the metric {metric.name} holds what cannot be pickled ({error}), so that its sums "
+            "cannot be kept: "
             f"give it plain parameters, or measure without checkpoints"
         ) from error
 
@@ -121,8 +132,8 @@ def _hash_of(value: object, metric: Metric) -> str:
 def _own_texts(kind: type) -> list[str]:
     """The texts of a user's metric and of its bases, up to the classes of the library.
 
-    A class in a file stands for the whole file. One that was written in a notebook stands for its methods and for what
-    they name there.
+    A class in a file stands for the whole file. One that was written in a notebook stands for its
+    methods and for what they name there.
     """
     texts = []
     for base in kind.__mro__:
@@ -176,6 +187,7 @@ def _text_of(function: FunctionType, kind: type) -> str:
         return inspect.getsource(function)
     except (OSError, TypeError) as error:
         raise AnalysisError(
-            f"the metric {kind.__name__} has no source that can be read, so that its sums cannot be kept: "
+            f"the metric {kind.__name__} has no source that can be read, so that its sums cannot "
+            "be kept: "
             f"put it into a file, or measure without checkpoints"
         ) from error

@@ -23,7 +23,8 @@ def mean_pair_cosine(
 ) -> Float[np.ndarray, "*batch"]:
     r"""The mean cosine of all pairs of distinct vectors, from the sum of the unit vectors.
 
-    With u_i = x_i / ‖x_i‖ and N vectors, it is (‖Σ u_i‖² − N) / (N (N − 1)): no pair is formed, none is left out.
+    With u_i = x_i / ‖x_i‖ and N vectors, it is (‖Σ u_i‖² − N) / (N (N − 1)): no pair is formed,
+    none is left out.
 
     Args:
         unit_sum: Σ u_i.
@@ -44,16 +45,19 @@ def _pairs(vectors: np.ndarray | float) -> np.ndarray:
 
 
 def isotropic_cosine_quantile(dimensions: int | float, probability: float = 0.95) -> float:
-    r"""The quantile of the cosine of two independent vectors whose directions are uniform in ``dimensions``.
+    r"""The quantile of the cosine of two independent vectors whose directions are uniform in
+    ``dimensions``.
 
-    (1 + cos) / 2 follows a Beta((d − 1)/2, (d − 1)/2) law, so the quantile is exact; for large d it is near
-    1.645/√d at 95 % (Godey et al. 2024, app. B, draw samples instead).
+    (1 + cos) / 2 follows a Beta((d − 1)/2, (d − 1)/2) law, so the quantile is exact; for large d it
+    is near 1.645/√d at 95 % (Godey et al. 2024, app. B, draw samples instead).
 
     >>> round(isotropic_cosine_quantile(2, 0.75), 6)  # cos 45°
     0.707107
     """
     if dimensions < 2:
-        raise AnalysisError(f"{dimensions} dimensions were given: random directions have an angle in 2 or more")
+        raise AnalysisError(
+            f"{dimensions} dimensions were given: random directions have an angle in 2 or more"
+        )
     half = (dimensions - 1) / 2
     return float(2 * scipy.stats.beta.ppf(probability, half, half) - 1)
 
@@ -71,11 +75,14 @@ def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:
 
 
 class Anisotropy(Metric):
-    """Expected cosine of two distinct token vectors drawn uniformly from the corpus (Godey et al. 2024, sec. 3).
+    """Expected cosine of two distinct token vectors drawn uniformly from the corpus.
 
-    Exact: every pair counts, within an utterance and across. Columns: space (hidden, final, query, key, value), layer,
-    head (missing for the first two), cosine in [−1/(N−1), 1], its 95 % interval, and tokens, N. A zero vector has no
-    direction: it is left out, and ``tokens`` is smaller for it.
+    Source: Godey et al. 2024, sec. 3.
+
+    Exact: every pair counts, within an utterance and across. Columns: space (hidden, final, query,
+    key, value), layer, head (missing for the first two), cosine in [−1/(N−1), 1], its 95 %
+    interval, and tokens, N. A zero vector has no direction: it is left out, and ``tokens`` is
+    smaller for it.
     """
 
     name = "anisotropy"
@@ -105,9 +112,10 @@ class Anisotropy(Metric):
 class CosineByDimension(Metric):
     """The part of each dimension in the average cosine of hidden vectors.
 
-    With u_i = x_i / ‖x_i‖, S = Σ u_i and Q_j = Σ u_ij², dimension j has c_j = (S_j² − Q_j) / (N (N − 1)), and these
-    add up to the average cosine of :class:`Anisotropy`. Columns: space (hidden or final), layer, dimension, cosine,
-    c_j, and its 95 % interval. Made on request: it has as many rows as layers have dimensions.
+    With u_i = x_i / ‖x_i‖, S = Σ u_i and Q_j = Σ u_ij², dimension j has c_j = (S_j² − Q_j) / (N (N
+    − 1)), and these add up to the average cosine of :class:`Anisotropy`. Columns: space (hidden or
+    final), layer, dimension, cosine, c_j, and its 95 % interval. Made on request: it has as many
+    rows as layers have dimensions.
     """
 
     name = "cosine_by_dimension"
@@ -131,11 +139,13 @@ class CosineByDimension(Metric):
 
 
 class UtteranceSimilarity(Metric):
-    """Mean cosine of the token pairs of an utterance, averaged over utterances (Fosse et al. 2023, eq. 3).
+    """Mean cosine of the token pairs of an utterance, averaged over utterances.
 
-    For an utterance of n tokens it is (‖Σ u_i‖² − n) / (n (n − 1)); only utterances of two tokens or more
-    count, each once, however long. Columns: space, layer, head (missing for hidden and final), similarity in
-    [−1, 1], its 95 % interval, and utterances, how many counted.
+    Source: Fosse et al. 2023, eq. 3.
+
+    For an utterance of n tokens it is (‖Σ u_i‖² − n) / (n (n − 1)); only utterances of two tokens
+    or more count, each once, however long. Columns: space, layer, head (missing for hidden and
+    final), similarity in [−1, 1], its 95 % interval, and utterances, how many counted.
     """
 
     name = "utterance_similarity"
@@ -166,7 +176,9 @@ class UtteranceSimilarity(Metric):
         table = super().table()
         for row in table[table["utterances"] == 0][:1].itertuples():
             raise AnalysisError(
-                f"utterance_similarity needs an utterance of two tokens or more with a direction, and the {row.space} "
-                f"space of layer {row.layer} has none: give longer text, or a model whose vectors there are not zero"
+                "utterance_similarity needs an utterance of two tokens or more with a direction, "
+                f"and the {row.space} "
+                f"space of layer {row.layer} has none: give longer text, or a model whose vectors "
+                "there are not zero"
             )
         return table

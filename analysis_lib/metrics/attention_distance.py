@@ -11,12 +11,13 @@ from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric
 class AttentionDistance(Metric):
     """Mean distance, in tokens, between a query and the keys that it attends to.
 
-    For query m of a head it is Σ_n α_mn |m − n| / Σ_n α_mn over the keys n of its text, a mean weighted by attention
-    (Vig & Belinkov 2019; Dosovitskiy et al. 2021, sec. 4.5, in pixels). The denominator is 1 but for a learnt
-    sink, which has no place. Columns: layer, head, and distance, the mean over queries, with its 95 % interval: 0 where
-    each token attends to itself. Distances are those in the order of the tokens, in an image along its rows of patches.
-    An attention whose keys are not the tokens of its queries, such as that of a decoder to an encoder, has no row. Made
-    on request: weights are formed once more.
+    For query m of a head it is Σ_n α_mn |m − n| / Σ_n α_mn over the keys n of its text, a mean
+    weighted by attention (Vig & Belinkov 2019; Dosovitskiy et al. 2021, sec. 4.5, in pixels). The
+    denominator is 1 but for a learnt sink, which has no place. Columns: layer, head, and distance,
+    the mean over queries, with its 95 % interval: 0 where each token attends to itself. Distances
+    are those in the order of the tokens, in an image along its rows of patches. An attention whose
+    keys are not the tokens of its queries, such as that of a decoder to an encoder, has no row.
+    Made on request: weights are formed once more.
     """
 
     name = "attention_distance"

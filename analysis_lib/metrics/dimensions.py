@@ -1,4 +1,6 @@
-"""Mean value of every dimension of the hidden state, and the dimensions whose mean lies far from the others."""
+"""Mean value of every dimension of the hidden state, and the dimensions whose mean lies far from
+the others.
+"""
 
 import numpy as np
 from jaxtyping import Float
@@ -17,7 +19,8 @@ THRESHOLD = 3.0
 
 
 def magnitude_zscores(means: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " dim"]:
-    """How far each |mean| lies above the average |mean| of the layer, in standard deviations (of the population).
+    """How far each |mean| lies above the average |mean| of the layer, in standard deviations (of
+    the population).
 
     Returns:
         z-scores, which average 0; all 0 where every |mean| is the same.
@@ -35,8 +38,9 @@ def magnitude_zscores(means: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " d
 class DimensionMeans(Metric):
     """Mean of each dimension of the hidden state, over all tokens and per token type.
 
-    Columns: layer, dimension (from 0), token_type (all, cls, sep, first, punct, other) and mean, in the units of the
-    hidden state (Maruta and Matsuzaki 2024, sec. 2.1 and 3). A type that does not occur has no row.
+    Columns: layer, dimension (from 0), token_type (all, cls, sep, first, punct, other) and mean, in
+    the units of the hidden state (Maruta and Matsuzaki 2024, sec. 2.1 and 3). A type that does not
+    occur has no row.
     """
 
     name = "dimension_means"
@@ -61,10 +65,11 @@ class DimensionMeans(Metric):
 
 
 class OutlierDimensions(DimensionMeans):
-    """Dimensions whose |mean| lies more than 3 standard deviations above the layer's average |mean|.
+    """Dimensions whose |mean| lies more than 3 standard deviations above the layer's average.
 
-    Columns: layer, dimension (from 0), mean, and zscore, above 3; the largest z-score of a layer comes first. A
-    layer without an outlier has no row. The means run over all tokens (Maruta and Matsuzaki 2024, sec. 2.1).
+    Columns: layer, dimension (from 0), mean, and zscore, above 3; the largest z-score of a layer
+    comes first. A layer without an outlier has no row. The means run over all tokens (Maruta and
+    Matsuzaki 2024, sec. 2.1).
     """
 
     name = "outlier_dimensions"

@@ -16,9 +16,11 @@ CONFIDENCE = 0.95
 UPPER_QUANTILE = (1 + CONFIDENCE) / 2
 # Raised in the commit that changes the intervals of tables, see ``measurement.versions``.
 VERSION = 2
-# Student's interval over fewer seeds is too wide to decide anything: over two, it is 12.7 standard errors to each side.
+# Student's interval over fewer seeds is too wide to decide anything: over two, it is 12.7 standard
+# errors to each side.
 FEWEST_SEEDS = 5
-# An interval over fewer independent units holds the truth less often than it should: how many they are is said.
+# An interval over fewer independent units holds the truth less often than it should: how many they
+# are is said.
 FEW_UNITS = 30
 Z_95 = 1.959964
 
@@ -28,29 +30,33 @@ def jackknife_interval(
     left_out: Iterable,
     smooth: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""The 95 % interval of a statistic from its values with one group of utterances left out at a time.
+    r"""The 95 % interval of a statistic from its values with one group of utterances left out at a
+    time.
 
-    With G groups and values θ_(g), whose mean is θ̄, the squared standard error se² is (G − 1)/G · Σ (θ_(g) − θ̄)². The
-    interval reaches t · se to each side, with the 97.5 % quantile t of Student's law with G − 1 degrees of freedom
-    (Miller 1974), of the value without its estimated bias, Gθ − (G − 1)θ̄ (Quenouille 1956). It is centred there because
-    pairs of tokens of one text make a statistic of few texts too large. The centre lies at most one se from θ: what
-    would move it farther is no bias, but a statistic that jumps.
+    With G groups and values θ_(g), whose mean is θ̄, the squared standard error se² is (G − 1)/G ·
+    Σ (θ_(g) − θ̄)². The interval reaches t · se to each side, with the 97.5 % quantile t of
+    Student's law with G − 1 degrees of freedom (Miller 1974), of the value without its estimated
+    bias, Gθ − (G − 1)θ̄ (Quenouille 1956). It is centred there because pairs of tokens of one text
+    make a statistic of few texts too large. The centre lies at most one se from θ: what would move
+    it farther is no bias, but a statistic that jumps.
 
     Args:
         point: the statistic on everything, of any shape.
-        left_out: the statistic without each group, masked where the group has no part in it; of large ones, one is in
-            memory at a time.
-        smooth: of a statistic that jumps where a group is left out, such as a median, a rank or a count, the bias
-            cannot be estimated so: False keeps the interval around θ.
+        left_out: the statistic without each group, masked where the group has no part in it; of
+            large ones, one is in memory at a time.
+        smooth: of a statistic that jumps where a group is left out, such as a median, a rank or a
+            count, the bias cannot be estimated so: False keeps the interval around θ.
 
     Returns:
-        Lower and upper bounds, of the shape of ``point``; NaN where fewer than two groups have a part.
+        Lower and upper bounds, of the shape of ``point``; NaN where fewer than two groups have a
+        part.
 
     >>> low, high = jackknife_interval(np.array(2.0), np.array([2.5, 2.0, 1.5]))
     >>> round(float(high - 2), 3)
     2.484
 
-    Without a group the statistic is larger by 0.1, on average: the centre is 3 · 2.0 − 2 · 2.1 = 1.8.
+    Without a group the statistic is larger by 0.1, on average: the centre is 3 · 2.0 − 2 · 2.1 =
+    1.8.
 
     >>> low, high = jackknife_interval(np.array(2.0), np.array([2.6, 2.1, 1.6]))
     >>> round(float(low + high) / 2, 3)
@@ -102,12 +108,13 @@ class Estimate:
 
     Attributes:
         value: the number; NaN where there is none.
-        ci_low, ci_high: the ends of its interval, NaN without one. An interval of no width is none: what was counted
-            does not depend on the units.
+        ci_low, ci_high: the ends of its interval, NaN without one. An interval of no width is none:
+            what was counted does not depend on the units.
         draws: the independent units, such as seeds or groups of texts, where that is known.
-        scale: ``linear``, or ``fisher`` for a correlation r, whose interval is symmetric in artanh r.
-        centre: of the interval, on that scale: the number without its bias, see :func:`jackknife_interval`. The middle
-            of the ends unless given.
+        scale: ``linear``, or ``fisher`` for a correlation r, whose interval is symmetric in artanh
+            r.
+        centre: of the interval, on that scale: the number without its bias, see
+            :func:`jackknife_interval`. The middle of the ends unless given.
 
     >>> found = Estimate(0.2412, 0.2215, 0.2609)
     >>> print(f"{found}, {found:.3f}", Estimate(0.24))
@@ -163,7 +170,9 @@ class Estimate:
         return self.value, self.ci_low, self.ci_high
 
     def side(self, bound: float) -> str:
-        """On which side of a bound the whole interval lies: ``above``, ``below`` or ``undecided``; "" without one."""
+        """On which side of a bound the whole interval lies: ``above``, ``below`` or ``undecided``;
+        "" without one.
+        """
         if math.isnan(self.ci_low):
             return ""
         if self.ci_low > bound:
@@ -173,16 +182,19 @@ class Estimate:
         return "undecided"
 
     def within(self, least: float, most: float) -> "Estimate":
-        """The same, whose interval does not leave the range of its quantity; its centre and its p stay."""
+        """The same, whose interval does not leave the range of its quantity; its centre and its p
+        stay.
+        """
         low = max(self.ci_low, least)
         high = min(self.ci_high, most)
         return replace(self, ci_low=low, ci_high=high)
 
     def p(self, bound: float) -> float:
-        """The probability that a number whose true value is ``bound`` lies as far from it; NaN without an interval.
+        """The probability that a number whose true value is ``bound`` lies as far from it; NaN
+        without an interval.
 
-        By Student's t over the draws, or the normal law, around the centre of the interval, on the scale on which that
-        is symmetric.
+        By Student's t over the draws, or the normal law, around the centre of the interval, on the
+        scale on which that is symmetric.
 
         >>> round(Estimate(1.0, 0.0, 2.0).p(0.0), 3)
         0.05
@@ -194,7 +206,9 @@ class Estimate:
         return float(2 * self._law.sf(in_errors))
 
     def wider(self, tests: int) -> "Estimate":
-        """The same with the interval at the level at which so many are right at once (Bonferroni)."""
+        """The same with the interval at the level at which so many are right at once
+        (Bonferroni).
+        """
         level = 1 - (1 - CONFIDENCE) / 2 / tests
         reach = self._reach * self._law.ppf(level) / self._law.ppf(UPPER_QUANTILE)
         centre = self._straight(self.centre)
@@ -210,14 +224,18 @@ class Estimate:
 
     @property
     def _reach(self) -> float:
-        """How far the interval reaches from its centre: an end that was cut at a limit lies nearer."""
+        """How far the interval reaches from its centre: an end that was cut at a limit lies
+        nearer.
+        """
         low = self._straight(self.ci_low)
         centre = self._straight(self.centre)
         high = self._straight(self.ci_high)
         return max(centre - low, high - centre)
 
     def _straight(self, number: float) -> float:
-        """A number on the scale on which the interval is symmetric, on which a correlation of 1 is infinitely far."""
+        """A number on the scale on which the interval is symmetric, on which a correlation of 1 is
+        infinitely far.
+        """
         if self.scale == "linear":
             return number
         if abs(number) >= 1:
@@ -274,7 +292,9 @@ class Least(Estimate):
         )
 
     def p(self, bound: float) -> float:
-        """For a least above the bound, the largest p of the parts (intersection-union); else their corrected least."""
+        """For a least above the bound, the largest p of the parts (intersection-union); else their
+        corrected least.
+        """
         every = [part.p(bound) for part in self.parts]
         if math.isnan(self.value):
             return math.nan
@@ -286,11 +306,13 @@ class Least(Estimate):
 
 
 def least(parts: Sequence[Estimate]) -> Estimate:
-    """The least of several numbers, such as those of all layers, with an interval that holds it in 95 % of draws.
+    """The least of several numbers, such as those of all layers, with an interval that holds it in
+    95 % of draws.
 
-    The jackknife of a minimum is not consistent. Here the lower end is the least of the lower ends: all numbers lie
-    above a bound where each does (intersection-union; Berger 1982). The upper end is the least of the upper ends at the
-    level at which those of all numbers are right at once (Bonferroni). No interval where one has none.
+    The jackknife of a minimum is not consistent. Here the lower end is the least of the lower ends:
+    all numbers lie above a bound where each does (intersection-union; Berger 1982). The upper end
+    is the least of the upper ends at the level at which those of all numbers are right at once
+    (Bonferroni). No interval where one has none.
 
     >>> print(least([Estimate(0.3, 0.2, 0.4), Estimate(0.25, 0.15, 0.35)]))
     0.25 [0.15, 0.36]
@@ -308,7 +330,8 @@ def mean_interval(
     values: Iterable[float],
     fewest: int = 2,
 ) -> Estimate:
-    """Mean and 95 % interval of independent draws: mean ± t · s/√n with Student's t of n − 1 degrees of freedom.
+    """Mean and 95 % interval of independent draws: mean ± t · s/√n with Student's t of n − 1
+    degrees of freedom.
 
     There is no interval of fewer than ``fewest`` draws.
 
@@ -327,17 +350,22 @@ def mean_interval(
 
 
 def seed_interval(values: Iterable[float]) -> Estimate:
-    """The :func:`mean_interval` of numbers of one training each, of which ``FEWEST_SEEDS`` are needed."""
+    """The :func:`mean_interval` of numbers of one training each, of which ``FEWEST_SEEDS`` are
+    needed.
+    """
     return mean_interval(values, FEWEST_SEEDS)
 
 
 def seed_and_unit_interval(estimates: Iterable[Estimate]) -> Estimate:
-    """Mean and 95 % interval over seeds of numbers that each have an interval over the same texts, or pictures.
+    """Mean and 95 % interval over seeds of numbers that each have an interval over the same texts,
+    or pictures.
 
-    Half-widths add like independent errors: that of :func:`seed_interval`, and that over texts, mean over seeds, which
-    all of them share. The interval stands around the mean of the centres of theirs.
+    Half-widths add like independent errors: that of :func:`seed_interval`, and that over texts,
+    mean over seeds, which all of them share. The interval stands around the mean of the centres of
+    theirs.
 
-    >>> print(seed_and_unit_interval([Estimate(n, n - 1, n + 1) for n in (1.0, 2.0, 3.0, 4.0, 5.0)]))
+    >>> seeds = [Estimate(n, n - 1, n + 1) for n in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    >>> print(seed_and_unit_interval(seeds))
     3.00 [0.80, 5.20]
     """
     estimates = [*estimates]
@@ -364,8 +392,8 @@ def correlation(
     Args:
         r: Pearson's correlation, or with ``rank`` Spearman's.
         items: at least 4 have an interval.
-        rank: with the variance of Bonett and Wright (2000), (1 + r²/2) / (n − 3); a perfect order counts as the next
-            one below it, as another order would be.
+        rank: with the variance of Bonett and Wright (2000), (1 + r²/2) / (n − 3); a perfect order
+            counts as the next one below it, as another order would be.
 
     >>> print(correlation(0.5, 30))
     0.50 [0.17, 0.73]
@@ -385,7 +413,8 @@ def correlation(
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """The p-values of several tests, each raised so that all hold at once (Holm 1979); NaN are left out.
+    """The p-values of several tests, each raised so that all hold at once (Holm 1979); NaN are left
+    out.
 
     >>> holm([0.01, 0.04, math.nan, 0.03]).tolist()
     [0.03, 0.06, nan, 0.06]
@@ -401,7 +430,9 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Share(Estimate):
-    """A share of independent items, with the interval of Wilson (1927), by :func:`share`; ``draws`` are the items."""
+    """A share of independent items, with the interval of Wilson (1927), by :func:`share`; ``draws``
+    are the items.
+    """
 
     def p(self, bound: float) -> float:
         """By the score test, which the interval inverts."""

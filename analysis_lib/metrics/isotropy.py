@@ -10,12 +10,20 @@ from jaxtyping import Float
 from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, in_order, require_known
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, Metric, Name, means_of
+from analysis_lib.metrics.accumulator import (
+    VECTOR_SPACES,
+    Columns,
+    LayerSums,
+    Metric,
+    Name,
+    means_of,
+)
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
 
 # Two matrices of this width take 1 GiB per layer.
 WIDEST = 8192
-# A variance below this share of the mean square is what rounding leaves of vectors that are all the same.
+# A variance below this share of the mean square is what rounding leaves of vectors that are all the
+# same.
 ROUNDING = 1e-13
 
 
@@ -23,10 +31,12 @@ def mean_square_cosine(
     unit_moment: Float[np.ndarray, "*batch dim dim"],
     vectors: Float[np.ndarray, "*batch"],
 ) -> Float[np.ndarray, "*batch"]:
-    r"""The mean squared cosine of all pairs of distinct vectors, from the second moment of the unit vectors.
+    r"""The mean squared cosine of all pairs of distinct vectors, from the second moment of the unit
+    vectors.
 
-    With u_i = x_i / ‖x_i‖ and M = Σ u_i u_iᵀ, Σ_i Σ_j (u_i·u_j)² = ‖M‖_F², and N of these terms are pairs of a vector
-    with itself: the mean is (‖M‖_F² − N) / (N (N − 1)). In an isotropic cloud it is 1/d, whatever the norms.
+    With u_i = x_i / ‖x_i‖ and M = Σ u_i u_iᵀ, Σ_i Σ_j (u_i·u_j)² = ‖M‖_F², and N of these terms are
+    pairs of a vector with itself: the mean is (‖M‖_F² − N) / (N (N − 1)). In an isotropic cloud it
+    is 1/d, whatever the norms.
 
     Args:
         unit_moment: M, a sum and not a mean.
@@ -35,7 +45,8 @@ def mean_square_cosine(
     Returns:
         A value in [0, 1]; NaN where N is below 2.
 
-    >>> mean_square_cosine(np.diag([1.0, 3.0]), np.array(4.0))  # a vector across three parallel ones: 3 pairs of 6
+    >>> # A vector across three parallel ones: 3 pairs of 6.
+    >>> mean_square_cosine(np.diag([1.0, 3.0]), np.array(4.0))
     array(0.5)
     """
     square = np.square(unit_moment).sum((-2, -1))
@@ -48,21 +59,22 @@ def mean_square_cosine(
 def isoscore(
     covariance: Float[np.ndarray, "*batch dim dim"],
 ) -> Float[np.ndarray, "*batch"]:
-    r"""IsoScore (Rudman et al. 2022): the share of the dimensions that a cloud uses, beyond the first.
+    r"""IsoScore (Rudman et al. 2022): the share of the dimensions that a cloud uses, beyond the
+    first.
 
-    It is (P − 1) / (d − 1), where P = (tr C)² / ‖C‖_F² = (Σ λ)² / Σ λ² is the participation ratio of the eigenvalues
-    λ of the covariance C. The paper's algorithm rescales the variances along the principal components to
-    λ̂ = √d λ / ‖λ‖, takes the isotropy defect δ = ‖λ̂ − 1‖ / √(2 (d − √d)), then φ = (d − δ² (d − √d))² / d², and
-    returns (d φ − 1) / (d − 1). Since ‖λ̂‖² = d and Σ λ̂ = √d √P, the square ‖λ̂ − 1‖² is 2 (d − √d √P), so that
-    δ² (d − √d) = d − √(d P) and φ = d P / d² = P / d. No principal component need be found, and the scale of C does not
-    matter.
+    It is (P − 1) / (d − 1), where P = (tr C)² / ‖C‖_F² = (Σ λ)² / Σ λ² is the participation ratio
+    of the eigenvalues λ of the covariance C. The paper's algorithm rescales the variances along the
+    principal components to λ̂ = √d λ / ‖λ‖, takes the isotropy defect δ = ‖λ̂ − 1‖ / √(2 (d − √d)),
+    then φ = (d − δ² (d − √d))² / d², and returns (d φ − 1) / (d − 1). Since ‖λ̂‖² = d and Σ λ̂ = √d
+    √P, the square ‖λ̂ − 1‖² is 2 (d − √d √P), so that δ² (d − √d) = d − √(d P) and φ = d P / d² = P
+    / d. No principal component need be found, and the scale of C does not matter.
 
     Args:
         covariance: C, with any normalisation.
 
     Returns:
-        A value in [0, 1]: 1 where the variance is the same in every direction, 0 where it lies along one line; NaN
-        where there is no variance, or a single dimension.
+        A value in [0, 1]: 1 where the variance is the same in every direction, 0 where it lies
+        along one line; NaN where there is no variance, or a single dimension.
 
     >>> isoscore(np.diag([1.0, 1.0, 0.0]))  # two of three dimensions
     array(0.5)
@@ -78,26 +90,29 @@ def isoscore(
 class Isotropy(Metric):
     r"""How far the vectors of a layer are from an isotropic cloud of as many dimensions.
 
-    Godey et al. 2024, app. B, leave "isotropy metrics that are grounded to isotropic cosine-similarity
-    distributions" to future work. In an isotropic cloud in d dimensions the cosine of a pair has mean 0 and variance
-    1/d, which gives two measures, alongside the IsoScore of Rudman et al. 2022. Columns: space, layer, head (missing
-    for hidden and final), then
+    Godey et al. 2024, app. B, leave "isotropy metrics that are grounded to isotropic
+    cosine-similarity distributions" to future work. In an isotropic cloud in d dimensions the
+    cosine of a pair has mean 0 and variance 1/d, which gives two measures, alongside the IsoScore
+    of Rudman et al. 2022. Columns: space, layer, head (missing for hidden and final), then
 
     - dimensions, d;
-    - deviations, √d times the mean cosine: how many standard deviations of an isotropic pair's cosine lie between
-      it and 0, with its 95 % interval; from −√d/(N − 1) to √d, and near 0 in an isotropic cloud;
+    - deviations, √d times the mean cosine: how many standard deviations of an isotropic pair's
+      cosine lie between it and 0, with its 95 % interval; from −√d/(N − 1) to √d, and near 0 in an
+      isotropic cloud;
     - mean_square_cosine, in [0, 1], of distinct pairs; near 1/d in an isotropic cloud;
-    - effective_dimension, its inverse: in how many dimensions isotropic directions have that mean square; 1 where
-      all vectors lie on one line, near d in an isotropic cloud, and infinite where all are orthogonal;
+    - effective_dimension, its inverse: in how many dimensions isotropic directions have that mean
+      square; 1 where all vectors lie on one line, near d in an isotropic cloud, and infinite where
+      all are orthogonal;
     - isoscore, in [0, 1], of the covariance; missing where the vectors are all the same;
     - tokens, how many vectors have a direction.
 
-    Cosines depend neither on the length of a vector nor on the mean of the cloud; IsoScore subtracts the mean and
-    weights by squared length. A round cloud far from the origin therefore has many deviations and an effective
-    dimension near 1, and an IsoScore near 1; a centred cloud with a few long dimensions has no deviations.
+    Cosines depend neither on the length of a vector nor on the mean of the cloud; IsoScore
+    subtracts the mean and weights by squared length. A round cloud far from the origin therefore
+    has many deviations and an effective dimension near 1, and an IsoScore near 1; a centred cloud
+    with a few long dimensions has no deviations.
 
-    The second moments take 16 d² bytes per layer and head, so they are kept once, and not per jackknife group: only
-    ``deviations``, which does without them, has an interval.
+    The second moments take 16 d² bytes per layer and head, so they are kept once, and not per
+    jackknife group: only ``deviations``, which does without them, has an interval.
 
     Args:
         spaces: which of hidden, final, query, key and value to measure.
@@ -127,15 +142,17 @@ class Isotropy(Metric):
         dimensions = vectors.values.shape[-1]
         if dimensions > WIDEST:
             raise AnalysisError(
-                f"isotropy: the {space} vectors of layer {layer} have {dimensions} dimensions, and their second "
-                f"moments are kept up to {WIDEST}: measure {space} vectors of fewer dimensions, or leave isotropy out"
+                f"isotropy: the {space} vectors of layer {layer} have {dimensions} dimensions, and "
+                "their second "
+                f"moments are kept up to {WIDEST}: measure {space} vectors of fewer dimensions, or "
+                "leave isotropy out"
             )
         self.add(("unit_sum", space, layer), vectors.unit_sum, activations)
         self.add(("vectors", space, layer), vectors.nonzero, activations)
         counts = vectors.counts.unsqueeze(1).expand_as(vectors.nonzero)
         self.add(("tokens", space, layer), counts, activations)
-        # In float64 the mean can be 10⁵ times as long as the spread before the covariance, a difference of the two,
-        # loses what vectors in float32 know of it; and merging stays a sum.
+        # In float64 the mean can be 10⁵ times as long as the spread before the covariance, a
+        # difference of the two, loses what vectors in float32 know of it; and merging stays a sum.
         counted = (vectors.norms != 0).unsqueeze(-1)
         values = torch.where(counted, vectors.values, 0).double()
         values = values.transpose(0, 1).flatten(1, 2)
@@ -172,7 +189,8 @@ class Isotropy(Metric):
             AnalysisError: always.
         """
         raise AnalysisError(
-            "isotropy cannot leave a group of utterances out, so a number made from its table has no interval: use "
+            "isotropy cannot leave a group of utterances out, so a number made from its table has "
+            "no interval: use "
             "the ci_low and ci_high that the table has, or the anisotropy table"
         )
 

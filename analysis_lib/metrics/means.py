@@ -1,4 +1,6 @@
-"""The mean vector of a space: its norm, which is the drift, the means of each head, and the alignment of two."""
+"""The mean vector of a space: its norm, which is the drift, the means of each head, and the
+alignment of two.
+"""
 
 import numpy as np
 
@@ -7,10 +9,12 @@ from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, 
 
 
 class MeanVector(Metric):
-    """The norm of the mean vector, ‖x̄‖₂, called drift, and the mean norm (Godey et al. 2024, sec. 3.3).
+    """The norm of the mean vector, ‖x̄‖₂, called drift, and the mean norm.
 
-    Columns: space, layer, head (missing for hidden and final), norm_of_mean and mean_norm, both in the units of the
-    vectors; 0 ≤ norm_of_mean ≤ mean_norm. Zero vectors count.
+    Source: Godey et al. 2024, sec. 3.3.
+
+    Columns: space, layer, head (missing for hidden and final), norm_of_mean and mean_norm, both in
+    the units of the vectors; 0 ≤ norm_of_mean ≤ mean_norm. Zero vectors count.
     """
 
     name = "mean_vector"
@@ -33,10 +37,12 @@ class MeanVector(Metric):
 
 
 class HeadMeans(Metric):
-    """The mean query, key and value vector of each head, after bias (Godey et al. 2024, sec. 5: Q̄ and K̄).
+    """The mean query, key and value vector of each head, after bias.
 
-    Columns: space (query, key or value), layer, head, dimension (of the head, from 0) and mean, in the units of the
-    vectors.
+    Source: Godey et al. 2024, sec. 5: Q̄ and K̄.
+
+    Columns: space (query, key or value), layer, head, dimension (of the head, from 0) and mean, in
+    the units of the vectors.
     """
 
     name = "head_means"
@@ -55,10 +61,11 @@ class HeadMeans(Metric):
 
 
 class QueryKeyAlignment(Metric):
-    """Cosine and scalar product of the mean query and the mean key of a head, after bias (Godey et al. 2024, sec. 5).
+    """Cosine and scalar product of the mean query and the mean key of a head, after bias (Godey et
+    al. 2024, sec. 5).
 
-    Columns: layer, head, cosine in [−1, 1] (NaN where a mean is exactly zero), its 95 % interval, and dot, before the
-    1/√d' scaling.
+    Columns: layer, head, cosine in [−1, 1] (NaN where a mean is exactly zero), its 95 % interval,
+    and dot, before the 1/√d' scaling.
     """
 
     name = "qk_alignment"

@@ -12,11 +12,13 @@ from analysis_lib.capture import Activations
 from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric, Name, means_of
 from analysis_lib.metrics.slots import SLOT_POSITIONS, SLOT_TYPES, slots_of, with_all
 
-# Norms are counted by their logarithm: bins of 1.1 %, whose middle is at most 0.55 % off, from 2⁻¹⁶ to 2²⁴. Sums are
-# kept by octave, of which the norms of a layer reach into few: those of all octaves by group would be too large.
+# Norms are counted by their logarithm: bins of 1.1 %, whose middle is at most 0.55 % off, from 2⁻¹⁶
+# to 2²⁴. Sums are kept by octave, of which the norms of a layer reach into few: those of all
+# octaves by group would be too large.
 PER_OCTAVE, LOWEST, HIGHEST = 64, -16, 24
 BINS = PER_OCTAVE * (HIGHEST - LOWEST)
-# What spikes have at least between them and all other tokens: no norm in a range whose ends differ by this factor.
+# What spikes have at least between them and all other tokens: no norm in a range whose ends differ
+# by this factor.
 GAP = 2.0
 # Of the squared norm of spikes, the part from which a dimension is named.
 LEAST_SHARE = 0.05
@@ -25,7 +27,8 @@ LEAST_SHARE = 0.05
 def separating_bin(
     counts: Int[np.ndarray, " bin"],
 ) -> int | None:
-    """The first bin after the widest range above the median that holds no norm, if its ends differ by ``GAP``.
+    """The first bin after the widest range above the median that holds no norm, if its ends differ
+    by ``GAP``.
 
     Args:
         counts: how many norms each bin holds.
@@ -65,7 +68,8 @@ def median_norm(
     >>> counts[:, -8 * PER_OCTAVE] = 1, 3, 1  # From 2**16 on.
     >>> counts[1:, 0] = 2, 1
     >>> places = (np.log2(median_norm(counts)) - 16) * PER_OCTAVE
-    >>> places.round(6)  # The middle of 1; the first of 3; half of the larger of 2, the other being tiny.
+    >>> # The middle of 1; the first of 3; half of the larger of 2, the other being tiny.
+    >>> places.round(6)
     array([  0.5     ,   0.166667, -63.5     ])
     """
     up_to = counts.cumsum(-1)
@@ -111,18 +115,21 @@ def norm_bins(
 
 
 class TokenNorms(Metric):
-    """Norms of hidden vectors, and the tokens whose norm stands apart: spikes, or massive activations.
+    """Norms of hidden vectors, and the tokens whose norm stands apart: massive activations.
 
-    Columns: layer, position (1 for the first token, up to 8; missing where it does not matter), token_type (all, or a
-    type of token); median, of the norms of such tokens, as :func:`median_norm` finds it, with its 95 % interval;
-    largest of them, to 0.55 %; multiple, of the layer: how many times its median norm separates spikes from all other
-    tokens (missing where nothing does); spikes, how many of these tokens are spikes; and tokens, how many there are.
-    Spikes lie above the widest range of norms beyond the median that holds no token, if its upper end is at least twice
-    its lower one; the multiple is its middle, on a logarithmic scale. Vectors of zeros do not count. Made on request.
+    Columns: layer, position (1 for the first token, up to 8; missing where it does not matter),
+    token_type (all, or a type of token); median, of the norms of such tokens, as
+    :func:`median_norm` finds it, with its 95 % interval; largest of them, to 0.55 %; multiple, of
+    the layer: how many times its median norm separates spikes from all other tokens (missing where
+    nothing does); spikes, how many of these tokens are spikes; and tokens, how many there are.
+    Spikes lie above the widest range of norms beyond the median that holds no token, if its upper
+    end is at least twice its lower one; the multiple is its middle, on a logarithmic scale. Vectors
+    of zeros do not count. Made on request.
 
-    The jackknife of a quantile is consistent if what is left out at a time is larger than the square root of the sample
-    (Shao & Wu 1989): with 20 groups, from 400 texts on; the interval is rough for fewer. There is none of the largest
-    norm or of the multiple: these hang on single tokens, and are those of the whole corpus whatever is left out.
+    The jackknife of a quantile is consistent if what is left out at a time is larger than the
+    square root of the sample (Shao & Wu 1989): with 20 groups, from 400 texts on; the interval is
+    rough for fewer. There is none of the largest norm or of the multiple: these hang on single
+    tokens, and are those of the whole corpus whatever is left out.
     """
 
     name = "token_norms"
@@ -205,9 +212,9 @@ class TokenNorms(Metric):
 class SpikeDimensions(Metric):
     """The dimensions that make the spikes of :class:`TokenNorms` long.
 
-    Columns: layer, dimension (from 0), share, of the squared norm of the spikes of the layer, and rms, the root mean
-    square of its values at these tokens; those with a share of 5 % or more, the largest first. A layer without spikes
-    has no row. Made on request.
+    Columns: layer, dimension (from 0), share, of the squared norm of the spikes of the layer, and
+    rms, the root mean square of its values at these tokens; those with a share of 5 % or more, the
+    largest first. A layer without spikes has no row. Made on request.
     """
 
     name = "spike_dimensions"

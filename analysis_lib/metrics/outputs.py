@@ -1,4 +1,6 @@
-"""What an intervention does to what a model gives out: its vectors, and its predictions of tokens."""
+"""What an intervention does to what a model gives out: its vectors, and its predictions of
+tokens.
+"""
 
 from analysis_lib.capture import LOSS, MASKED, OUTPUT, Activations
 from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric
@@ -30,8 +32,9 @@ class _OfTokens(Metric):
 class OutputChange(_OfTokens):
     """How far an intervention turns the vectors that a model gives out.
 
-    Columns: layer (the last), cosine in [−1, 1] of the vector of a token to that without the intervention, mean over
-    tokens, with its 95 % interval; and tokens. Without an intervention it is 1. Made on request: the model runs twice.
+    Columns: layer (the last), cosine in [−1, 1] of the vector of a token to that without the
+    intervention, mean over tokens, with its 95 % interval; and tokens. Without an intervention it
+    is 1. Made on request: the model runs twice.
     """
 
     name = "output_change"
@@ -42,11 +45,12 @@ class OutputChange(_OfTokens):
 
 
 class NextTokenLoss(_OfTokens):
-    """How well a causal language model predicts the next token, and how far an intervention moves its prediction.
+    """How well a causal language model predicts the next token, and what an intervention does to it.
 
-    Columns: layer (the last), loss, −ln p of the token that follows, in nats, mean over tokens that have one, with its
-    95 % interval; kl, the Kullback-Leibler divergence Σ p ln(p / p') of the prediction p' from the one without the
-    intervention p, in nats, 0 without one; and tokens. Made on request: it needs the model's head.
+    Columns: layer (the last), loss, −ln p of the token that follows, in nats, mean over tokens that
+    have one, with its 95 % interval; kl, the Kullback-Leibler divergence Σ p ln(p / p') of the
+    prediction p' from the one without the intervention p, in nats, 0 without one; and tokens. Made
+    on request: it needs the model's head.
     """
 
     name = "next_token_loss"
@@ -56,13 +60,14 @@ class NextTokenLoss(_OfTokens):
 
 
 class MaskedTokenLoss(_OfTokens):
-    """How well a masked language model predicts tokens that it does not see, and how far an intervention moves that.
+    """How well a masked language model predicts tokens that it does not see.
 
-    In a pass of its own, 15 % of the tokens of each text are masked, one at least, special ones excepted; which they
-    are depends on the text alone.
+    In a pass of its own, 15 % of the tokens of each text are masked, one at least, special ones
+    excepted; which they are depends on the text alone.
 
-    Columns: layer (the last), loss, −ln p of the token that was masked, in nats, mean over these tokens, with its 95 %
-    interval; kl, as in :class:`NextTokenLoss`; and tokens, those masked. Made on request: it needs the model's head.
+    Columns: layer (the last), loss, −ln p of the token that was masked, in nats, mean over these
+    tokens, with its 95 % interval; kl, as in :class:`NextTokenLoss`; and tokens, those masked. Made
+    on request: it needs the model's head.
     """
 
     name = "masked_token_loss"

@@ -15,12 +15,15 @@ WANTED = "names, or accumulators in a list, as in [metrics.Anisotropy()]"
 
 
 def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
-    """Empty accumulators, from names (comma-separated or listed), from accumulators, or from ``all``.
+    """Empty accumulators, from names (comma-separated or listed), from accumulators, or from
+    ``all``.
 
-    ``all`` leaves out those that are made ``on_request`` because they cost so much, such as ``isotropy``.
+    ``all`` leaves out those that are made ``on_request`` because they cost so much, such as
+    ``isotropy``.
 
     Raises:
-        AnalysisError: an unknown name (with the nearest), two accumulators of one name, or no metric at all.
+        AnalysisError: an unknown name (with the nearest), two accumulators of one name, or no
+            metric at all.
 
     >>> [metric.name for metric in resolve("anisotropy,qk_alignment")]
     ['anisotropy', 'qk_alignment']
@@ -32,12 +35,16 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
     named = set()
     for metric in in_order("metrics", metrics, WANTED):
         if isinstance(metric, type) and issubclass(metric, Metric):
-            raise AnalysisError(f"{metric.__name__} is a class: give an accumulator of it, {metric.__name__}()")
+            raise AnalysisError(
+                f"{metric.__name__} is a class: give an accumulator of it, {metric.__name__}()"
+            )
         if not isinstance(metric, str | Metric):
             raise AnalysisError(f"a metric is {shown(metric)}: give {WANTED}")
         if isinstance(metric, str):
             if metric == "all":
-                raise AnalysisError("all stands by itself: give it alone, or the names of the metrics")
+                raise AnalysisError(
+                    "all stands by itself: give it alone, or the names of the metrics"
+                )
             if metric not in METRICS:
                 raise AnalysisError(f"there is no metric {metric!r}: {near_names(metric, METRICS)}")
             if metric in named:
@@ -45,9 +52,13 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
             named.add(metric)
             metric = METRICS[metric]()
         if metric.name in found:
-            raise AnalysisError(f"two metrics are called {metric.name}: give each a name of its own")
+            raise AnalysisError(
+                f"two metrics are called {metric.name}: give each a name of its own"
+            )
         if not metric.name.isidentifier():
-            raise AnalysisError(f"a metric is called {metric.name!r}, as is its table: give letters, digits and _")
+            raise AnalysisError(
+                f"a metric is called {metric.name!r}, as is its table: give letters, digits and _"
+            )
         found[metric.name] = metric.fresh()
     if not found:
         raise AnalysisError(f"no metric was asked for: give some of {', '.join(METRICS)}, or all")

@@ -13,16 +13,19 @@ from analysis_lib.metrics.accumulator import (
 
 
 class ScoreContributions(Metric):
-    """Mean contribution C_j of each dimension of the attention input to the scores (Maruta and Matsuzaki 2024, eq. 7).
+    """Mean contribution C_j of each dimension of the attention input to the scores.
 
-    For one pair, C = (q_m W_K) ∘ x_n with q_m the query after bias, and keys W_K x_n + b_K. The sum over pairs factors,
-    Σ_m Σ_n C = ((Σ_m q_m) W_K) ∘ Σ_n x_n, so no pair is formed; over dimensions, the C_j of a pair add up to its score
-    less what does not depend on the key's input (``score_terms``). What masks, rotations, norms of keys and relative
-    positions change is said in :class:`~analysis_lib.capture.ScoreSums` (``capture/score_sums.py``).
+    Source: Maruta and Matsuzaki 2024, eq. 7.
 
-    Columns: layer, head, dimension (from 0), key_type (all, or a type of token), contribution, the mean of C_j over the
-    pairs of a query and a key that it may see, before scaling, with its 95 % interval; and pairs, how many. A type that
-    does not occur has no row.
+    For one pair, C = (q_m W_K) ∘ x_n with q_m the query after bias, and keys W_K x_n + b_K. The sum
+    over pairs factors, Σ_m Σ_n C = ((Σ_m q_m) W_K) ∘ Σ_n x_n, so no pair is formed; over
+    dimensions, the C_j of a pair add up to its score less what does not depend on the key's input
+    (``score_terms``). What masks, rotations, norms of keys and relative positions change is said in
+    :class:`~analysis_lib.capture.ScoreSums` (``capture/score_sums.py``).
+
+    Columns: layer, head, dimension (from 0), key_type (all, or a type of token), contribution, the
+    mean of C_j over the pairs of a query and a key that it may see, before scaling, with its 95 %
+    interval; and pairs, how many. A type that does not occur has no row.
     """
 
     name = "score_contributions"
@@ -52,12 +55,13 @@ class ScoreContributions(Metric):
 class ScoreTerms(Metric):
     """What the scores of a head are made of, besides their dimensions.
 
-    Columns: layer, head, key_type (all, or a type of token), term, contribution, the mean over the pairs of a query and
-    a key that it may see, before scaling, with its 95 % interval; and pairs, how many. The terms are ``content``,
-    q · W_K x_n (Σ_j C_j but for the next); ``position_query``, the position-to-content scores of DeBERTa;
-    ``key_bias``, q · b_K, with what a LayerNorm of keys adds; and ``position``, what is added whatever the key's input:
-    relative position biases (T5, MPNet, BEiT), and DeBERTa's content-to-position scores. They add up to the mean score.
-    A term that the architecture lacks has no row.
+    Columns: layer, head, key_type (all, or a type of token), term, contribution, the mean over the
+    pairs of a query and a key that it may see, before scaling, with its 95 % interval; and pairs,
+    how many. The terms are ``content``, q · W_K x_n (Σ_j C_j but for the next); ``position_query``,
+    the position-to-content scores of DeBERTa; ``key_bias``, q · b_K, with what a LayerNorm of keys
+    adds; and ``position``, what is added whatever the key's input: relative position biases (T5,
+    MPNet, BEiT), and DeBERTa's content-to-position scores. They add up to the mean score. A term
+    that the architecture lacks has no row.
     """
 
     name = "score_terms"

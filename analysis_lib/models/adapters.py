@@ -1,4 +1,6 @@
-"""Adapters in a folder: peft puts them on the model with its head, whose modules their settings name."""
+"""Adapters in a folder: peft puts them on the model with its head, whose modules their settings
+name.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -45,7 +47,8 @@ class Adapter:
         if self.settings.get("megatron_config"):
             # peft would import the module that megatron_core names.
             raise AnalysisError(
-                f"{name}: its adapter names code to run (megatron_core), which is never run: save it without"
+                f"{name}: its adapter names code to run (megatron_core), which is never run: save "
+                "it without"
             )
         self.shapes = dict(self._read_shapes())
 
@@ -55,14 +58,19 @@ class Adapter:
                 for key in stored.keys():  # noqa: SIM118 (it is no mapping)
                     yield key.removeprefix(PREFIX), tuple(stored.get_slice(key).get_shape())
         elif (self.folder / PICKLED_WEIGHTS).is_file():
-            stored = torch.load(self.folder / PICKLED_WEIGHTS, weights_only=True, map_location="meta")
+            stored = torch.load(
+                self.folder / PICKLED_WEIGHTS, weights_only=True, map_location="meta"
+            )
             for key, weight in stored.items():
                 yield key.removeprefix(PREFIX), tuple(weight.shape)
         else:
             raise FileNotFoundError(f"{WEIGHTS} is missing")
 
-    def class_of_base(self, config: transformers.PreTrainedConfig) -> type[transformers.PreTrainedModel] | None:
-        """The class of the model whose modules the adapter names, with its head if it was made with one.
+    def class_of_base(
+        self, config: transformers.PreTrainedConfig
+    ) -> type[transformers.PreTrainedModel] | None:
+        """The class of the model whose modules the adapter names, with its head if it was made with
+        one.
 
         None where none is known: then the model without a head is.
         """
@@ -70,7 +78,9 @@ class Adapter:
         fitting = [made for made in candidates if self._fits(made, config)]
         return next(iter(fitting or candidates), None)
 
-    def _candidates(self, config: transformers.PreTrainedConfig) -> Iterator[type[transformers.PreTrainedModel]]:
+    def _candidates(
+        self, config: transformers.PreTrainedConfig
+    ) -> Iterator[type[transformers.PreTrainedModel]]:
         task = TASKS.get(str(self.settings.get("task_type")), {})
         yield from _model_classes(task.get(type(config), None))
         saved = self.settings.get("auto_mapping")
@@ -80,7 +90,9 @@ class Adapter:
                 yield from _model_classes(getattr(transformers, name, None))
         yield from _model_classes(transformers.MODEL_MAPPING.get(type(config), None))
 
-    def _fits(self, made: type[transformers.PreTrainedModel], config: transformers.PreTrainedConfig) -> bool:
+    def _fits(
+        self, made: type[transformers.PreTrainedModel], config: transformers.PreTrainedConfig
+    ) -> bool:
         with torch.device("meta"):
             model = made(config)
         children = {name for name, _ in model.named_children()}
@@ -97,16 +109,22 @@ class Adapter:
         config = peft.PeftConfig.from_pretrained(str(self.folder))
         if config.is_prompt_learning:
             raise AnalysisError(
-                f"{self.name}: its adapter cannot be applied: it puts vectors before a text: give one such as LoRA"
+                f"{self.name}: its adapter cannot be applied: it puts vectors before a text: give "
+                "one such as LoRA"
             )
         self._make_room_for_tokens(model)
         adapted = peft.PeftModel.from_pretrained(model, str(self.folder), torch_device="cpu")
-        own = {key.removeprefix(PREFIX) for key in peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)}
+        own = {
+            key.removeprefix(PREFIX)
+            for key in peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        }
         # Besides its own weights, peft saves some of the model twice.
         mark = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
         misfits = sorted(key for key in own ^ {*self.shapes} if mark in key)
         if misfits:
-            raise AnalysisError(f"{self.name}: its adapter does not fit the model ({misfits[0]}): give its own base")
+            raise AnalysisError(
+                f"{self.name}: its adapter does not fit the model ({misfits[0]}): give its own base"
+            )
         return adapted
 
     def _make_room_for_tokens(self, model: transformers.PreTrainedModel) -> None:
@@ -120,7 +138,10 @@ class Adapter:
             return
         known = len(embeddings.weight)
         path = next(path for path, module in model.named_modules() if module is embeddings)
-        saved = (self.shapes.get(f"{path}{inner}.weight") for inner in ("", ".base_layer", ".modules_to_save"))
+        saved = (
+            self.shapes.get(f"{path}{inner}.weight")
+            for inner in ("", ".base_layer", ".modules_to_save")
+        )
         whole = max((shape[0] for shape in saved if shape is not None), default=known)
         trained = self.settings.get("trainable_token_indices") or []
         if isinstance(trained, Mapping):
@@ -130,7 +151,8 @@ class Adapter:
         words = max(whole, of_low_rank, known + len(added))
         if words > whole and added != {*range(known, words)}:
             raise AnalysisError(
-                f"{self.name}: its adapter was made for {words} tokens, the model embeds {known}, and the others' "
+                f"{self.name}: its adapter was made for {words} tokens, the model embeds {known}, "
+                "and the others' "
                 f"embeddings are not there: save it with save_embedding_layers=True"
             )
         if words != known:

@@ -1,4 +1,6 @@
-"""The blocks of a model, found in a trace of it: the modules whose outputs are its hidden states."""
+"""The blocks of a model, found in a trace of it: the modules whose outputs are its hidden
+states.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -22,10 +24,16 @@ def find_blocks(trace: Trace) -> Modules:
         # Some return the hidden states of their decoder only.
         for side in ("encoder", "decoder"):
             if not any(side in trace.names[block] for block in blocks):
-                on_side = [modules for modules in lists if trace.names[modules[0]].startswith(f"{side}.")]
+                on_side = [
+                    modules for modules in lists if trace.names[modules[0]].startswith(f"{side}.")
+                ]
                 blocks += _chained(on_side, trace)
     outermost = {block for block in blocks if not is_inside(block, blocks)}
-    return [module for module in trace.runs if module in outermost and trace.returned(module) is not None]
+    return [
+        module
+        for module in trace.runs
+        if module in outermost and trace.returned(module) is not None
+    ]
 
 
 def is_inside(module: nn.Module, others: Sequence[nn.Module]) -> bool:
@@ -56,15 +64,17 @@ def _declared(trace: Trace) -> Modules:
         for recorder in recorders:
             made = recorder.target_class if isinstance(recorder, OutputRecorder) else recorder
             if isinstance(made, type):
-                declared |= dict.fromkeys(module for module in part.modules() if isinstance(module, made))
+                declared |= dict.fromkeys(
+                    module for module in part.modules() if isinstance(module, made)
+                )
     return [module for module in declared if module in trace.runs]
 
 
 def _with_what_stands_around(declared: Modules, trace: Trace) -> Modules:
     """Declared modules, each replaced by the block that it is a part of, where there is one.
 
-    Such a block reads and returns what the module in it does, and either attends outside that module or stands in a
-    list with other declared modules.
+    Such a block reads and returns what the module in it does, and either attends outside that
+    module or stands in a list with other declared modules.
     """
     known, around = {*declared}, {}
     for blocks in trace.model.modules():
@@ -91,7 +101,9 @@ def _do_the_same(run: Run, other: Run) -> bool:
 
 
 def _chained(lists: Sequence[Modules], trace: Trace) -> Modules:
-    """The modules of those lists that call the attention interface; if none do, of the longest chains."""
+    """The modules of those lists that call the attention interface; if none do, of the longest
+    chains.
+    """
     alike = [modules for modules in lists if len({*map(type, modules)}) == 1]
     attending = [modules for modules in alike if _all_attend(modules, trace)]
     chosen = [modules for modules in attending if not _holds_one_of(modules, attending)]
@@ -123,7 +135,9 @@ def _are_inside(modules: Modules, others: Modules) -> bool:
 def _is_chain(modules: Modules, trace: Trace) -> bool:
     """Whether each module reads what the one before returned."""
     pairs = itertools.pairwise(modules)
-    return all(identical(trace.runs[before][0].returned, trace.read(after)) for before, after in pairs)
+    return all(
+        identical(trace.runs[before][0].returned, trace.read(after)) for before, after in pairs
+    )
 
 
 # --- What the hidden states of a model are --------------------------------------------------------
@@ -143,7 +157,9 @@ def _of_further_stacks(blocks: Modules, lists: Sequence[Modules], trace: Trace) 
 
 
 def _makes(modules: Modules, states: Sequence[Tensor], trace: Trace) -> bool:
-    """Whether modules read the hidden states of a stack from the first on, and return the next ones."""
+    """Whether modules read the hidden states of a stack from the first on, and return the next
+    ones.
+    """
     if len(modules) >= len(states):
         return False
     for index, module in enumerate(modules):
@@ -168,5 +184,7 @@ def is_state(vectors: Tensor | None, state: Tensor) -> bool:
 
 
 def is_tokens_first(vectors: Tensor, state: Tensor) -> bool:
-    """Whether vectors are token x utterance x width; the hidden state of one text is utterance x token x width."""
+    """Whether vectors are token x utterance x width; the hidden state of one text is utterance x
+    token x width.
+    """
     return vectors.dim() == 3 and vectors.shape[1] == len(state) == 1 < len(vectors)

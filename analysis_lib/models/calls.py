@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 
 def first_vectors(values: object) -> Tensor | None:
-    """The first floating-point tensor among values, which may be nested: what a block reads or returns."""
+    """The first floating-point tensor among values, which may be nested: what a block reads or
+    returns.
+    """
     if isinstance(values, Tensor):
         return values if values.is_floating_point() and values.dim() >= 2 else None
     if isinstance(values, Mapping):
@@ -30,7 +32,9 @@ def first_of_call(args: tuple, kwargs: Mapping[str, object]) -> Tensor | None:
 
 
 def with_first(values: object, vectors: Tensor) -> object:
-    """Values, which may be nested, with other vectors in place of the :func:`first_vectors` among them."""
+    """Values, which may be nested, with other vectors in place of the :func:`first_vectors` among
+    them.
+    """
     if isinstance(values, Tensor):
         return vectors
     if isinstance(values, Mapping):

@@ -22,12 +22,15 @@ from analysis_lib.models.reading import LOCALLY, reading
 
 # Weights that play no part in a forward pass: checkpoints of other tasks come without them.
 NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
-# What saving a compiled or distributed model puts before the names of its weights, and what into them.
-WRAPPED = re.compile(r"^module\.|(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# What saving a compiled or distributed model puts before the names of its weights, and what into
+# them.
+WRAPPED = re.compile(
+    r"^module\.|(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 # Constants that transformers once saved with the weights, and makes itself now.
 OLD_BUFFERS = ("masked_bias", "inv_freq", "position_ids")
-# transformers would look in this folder, which is not there, for an adapter beside the weights, apply it at once, and
-# no longer say which weights of the model itself are missing.
+# transformers would look in this folder, which is not there, for an adapter beside the weights,
+# apply it at once, and no longer say which weights of the model itself are missing.
 WITHOUT_ADAPTER = {"adapter_kwargs": {"subfolder": "without"}}
 # How large weights come in parts.
 SHARD = "model-*-of-*.safetensors"
@@ -43,7 +46,9 @@ def _automatic_class(config: transformers.PreTrainedConfig) -> type:
 
 
 class Stored(NamedTuple):
-    """A model of a folder, that model without its head, and whether the folder has the weights of the head, too."""
+    """A model of a folder, that model without its head, and whether the folder has the weights of
+    the head, too.
+    """
 
     whole: transformers.PreTrainedModel
     body: transformers.PreTrainedModel
@@ -51,8 +56,14 @@ class Stored(NamedTuple):
 
 
 def model_class(config: transformers.PreTrainedConfig) -> type:
-    """The class that builds the model without a head; AutoModel would give an encoder alone a decoder."""
-    return getattr(transformers, config.architectures[0]) if is_encoder_alone(config) else transformers.AutoModel
+    """The class that builds the model without a head; AutoModel would give an encoder alone a
+    decoder.
+    """
+    return (
+        getattr(transformers, config.architectures[0])
+        if is_encoder_alone(config)
+        else transformers.AutoModel
+    )
 
 
 def stored_model(
@@ -66,11 +77,12 @@ def stored_model(
     """The model of a folder, without the adapter that may lie beside it.
 
     Args:
-        made: the class of the whole; by default the one without a head, unless that cannot be read alone.
+        made: the class of the whole; by default the one without a head, unless that cannot be read
+            alone.
 
     Raises:
-        AnalysisError: the folder lacks weights of the body, has some that its config.json has no place for, or has
-            those of two saves.
+        AnalysisError: the folder lacks weights of the body, has some that its config.json has no
+            place for, or has those of two saves.
     """
     with reading(f"{name} cannot be loaded", folder):
         refuse_strange_weights(name, folder, config)
@@ -133,7 +145,10 @@ def is_unmeasured(key: str) -> bool:
 def _names_within(model: nn.Module, body: nn.Module) -> set[str]:
     """The names, in a model, of the weights of its body."""
     tensors = {id(tensor) for tensor in (*body.parameters(), *body.buffers())}
-    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    every = (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    )
     return {name for name, tensor in every if id(tensor) in tensors}
 
 
@@ -143,7 +158,10 @@ def _refuse_misfit(name: str, body: nn.Module, info: dict, missing: list[str]) -
         fault = f"lacks the weights {missing[0]} and {len(missing) - 1} more, which would be random"
     elif info["mismatched_keys"]:
         key, stored, expected = min(info["mismatched_keys"])
-        fault = f"has weights {key} of shape {tuple(stored)} where its config.json wants {tuple(expected)}"
+        fault = (
+            f"has weights {key} of shape {tuple(stored)} where its config.json wants "
+            f"{tuple(expected)}"
+        )
     elif unexpected := _unexpected_in_blocks(body, info):
         fault = f"has the weights {min(unexpected)}, which its config.json has no place for"
     else:
@@ -180,7 +198,11 @@ def pickle_files(folder: Path) -> list[Path]:
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights of a folder."""
     files = safe_files(folder) or pickle_files(folder)
-    return [path for path in files if path.suffix in (".safetensors", ".bin") and not path.name.startswith("adapter_")]
+    return [
+        path
+        for path in files
+        if path.suffix in (".safetensors", ".bin") and not path.name.startswith("adapter_")
+    ]
 
 
 def tensors_of(path: Path, device: str = "cpu") -> dict[str, Tensor]:
@@ -192,8 +214,10 @@ def tensors_of(path: Path, device: str = "cpu") -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         folder = str(path.parent)
         raise AnalysisError(
-            f"{path} holds more than tensors, and no code of a model is run: if you trust it, save it anew: "
-            f"`import torch, safetensors.torch`; `safetensors.torch.save_file(torch.load({str(path)!r}, "
+            f"{path} holds more than tensors, and no code of a model is run: if you trust it, save "
+            "it anew: "
+            "`import torch, safetensors.torch`; "
+            f"`safetensors.torch.save_file(torch.load({str(path)!r}, "
             f"weights_only=False), {folder + '/model.safetensors'!r})`"
         ) from error
 
@@ -214,13 +238,14 @@ def refuse_strange_weights(name: str, folder: Path, config: transformers.PreTrai
     """Refuse what transformers would leave out, cut or ignore, at most with a warning.
 
     Raises:
-        AnalysisError: there are no weights, those of two saves, or complex ones, or they are quantised in an unknown
-            way.
+        AnalysisError: there are no weights, those of two saves, or complex ones, or they are
+            quantised in an unknown way.
     """
     pickles = pickle_files(folder)
     if not pickles and not safe_files(folder):
         raise AnalysisError(
-            f"{name} has no safetensors weights, and no pickle of any: save it with save_pretrained, which writes them"
+            f"{name} has no safetensors weights, and no pickle of any: save it with "
+            "save_pretrained, which writes them"
         )
     if pickles:
         note = "note: %s: its weights are a pickle (%s), of which tensors alone are read"
@@ -228,7 +253,9 @@ def refuse_strange_weights(name: str, folder: Path, config: transformers.PreTrai
     refuse_two_saves(name, folder)
     quantised = getattr(config, "quantization_config", None)
     if quantised is not None and not AutoHfQuantizer.supports_quant_method(quantised):
-        raise AnalysisError(f"{name}: its quantization_config is none that transformers knows: give another model")
+        raise AnalysisError(
+            f"{name}: its quantization_config is none that transformers knows: give another model"
+        )
     for path in folder.glob("*.safetensors"):
         _refuse_complex(name, path)
 
@@ -237,11 +264,16 @@ def _refuse_complex(name: str, path: Path) -> None:
     with safetensors.safe_open(path, "pt") as stored:
         for key in stored.keys():  # noqa: SIM118 (it is no mapping)
             if stored.get_slice(key).get_dtype().startswith("C"):
-                raise AnalysisError(f"{name}: the weights {key} are complex numbers, which no model here computes with")
+                raise AnalysisError(
+                    f"{name}: the weights {key} are complex numbers, which no model here computes "
+                    "with"
+                )
 
 
 def refuse_two_saves(name: str, folder: Path) -> None:
-    """Refuse a folder that two models were saved to, one in a single file: that one would be read, old or not."""
+    """Refuse a folder that two models were saved to, one in a single file: that one would be read,
+    old or not.
+    """
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if not whole.is_file():
         return
@@ -252,12 +284,14 @@ def refuse_two_saves(name: str, folder: Path) -> None:
     others = [shard for shard in shards if shard != whole.name]
     if others:
         raise AnalysisError(
-            f"{name} has the weights of two saves, {whole.name} and {others[0]}: delete those that are not meant"
+            f"{name} has the weights of two saves, {whole.name} and {others[0]}: delete those that "
+            "are not meant"
         )
 
 
 def _unwrapped_weights(folder: Path) -> dict[str, Tensor] | None:
-    """The weights of a model that was saved inside what compiled it, or spread it over devices, by its own names.
+    """The weights of a model that was saved inside what compiled it, or spread it over devices, by
+    its own names.
 
     None where they have these names already.
     """

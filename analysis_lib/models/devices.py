@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from analysis_lib.errors import AnalysisError, shown
 
-# Large tensors lie on large pages: a system that clears memory 4 kB at a time takes a tenth of a measurement for it.
-# PyTorch reads this with its first tensor.
+# Large tensors lie on large pages: a system that clears memory 4 kB at a time takes a tenth of a
+# measurement for it. PyTorch reads this with its first tensor.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
@@ -61,7 +61,9 @@ def _computing(module: nn.Module) -> Iterator[torch.device]:
 
 
 def in_place(module: nn.Module) -> AbstractContextManager:
-    """Inside it the weights of a module are where it computes: with a device map, they lie elsewhere until then."""
+    """Inside it the weights of a module are where it computes: with a device map, they lie
+    elsewhere until then.
+    """
     if not hasattr(module, "_hf_hook"):
         return nullcontext()
     from accelerate.utils import align_module_device
@@ -70,7 +72,8 @@ def in_place(module: nn.Module) -> AbstractContextManager:
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters and buffers by name, one module at a time: with a device map, some lie on disk until then.
+    """The parameters and buffers by name, one module at a time: with a device map, some lie on disk
+    until then.
 
     The packed weights of quantised layers are unpacked.
     """
@@ -82,7 +85,9 @@ def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             tensors |= dict(module.named_buffers(recurse=False))
             for name, tensor in tensors.items():
                 if tensor.is_meta:
-                    raise AnalysisError(f"{path}.{name} has no values, on torch's meta device: load the weights")
+                    raise AnalysisError(
+                        f"{path}.{name} has no values, on torch's meta device: load the weights"
+                    )
                 yield f"{path}.{name}".removeprefix("."), unpacked(tensor)
 
 
@@ -92,21 +97,26 @@ def unpacked(tensor: Tensor) -> Tensor:
 
 
 def _is_packed(tensor: Tensor) -> bool:
-    """Whether a tensor is one of a quantised layer; those of torchao and quanto are classes of their own."""
+    """Whether a tensor is one of a quantised layer; those of torchao and quanto are classes of
+    their own.
+    """
     return tensor.is_quantized or type(tensor).dequantize is not Tensor.dequantize
 
 
 def without_gradients(model: nn.Module) -> AbstractContextManager:
     """Inside it a model computes and keeps nothing for gradients.
 
-    Packed weights of quanto cannot be unpacked in PyTorch's inference mode, which is a little faster.
+    Packed weights of quanto cannot be unpacked in PyTorch's inference mode, which is a little
+    faster.
     """
     packed = any(map(_is_packed, model.parameters()))
     return torch.no_grad() if packed else torch.inference_mode()
 
 
 def embedded_words(model: nn.Module) -> int | float:
-    """How many token ids a model embeds; infinitely many where they are hashed, or no text is read."""
+    """How many token ids a model embeds; infinitely many where they are hashed, or no text is
+    read.
+    """
     embeddings = input_embeddings(model)
     # Adapters wrap them, and others are quantised.
     for module in [] if embeddings is None else embeddings.modules():

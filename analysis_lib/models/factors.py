@@ -1,8 +1,10 @@
-"""Attention that a module computes by itself, known by what it does: a softmax of products, multiplied by values.
+"""Attention that a module computes by itself, known by what it does: a softmax of products,
+multiplied by values.
 
-Modules that do not call transformers' attention interface multiply queries by keys, take the softmax of what comes of
-the products, and multiply values by that; or they call PyTorch's own attention. Each of these is a function of PyTorch,
-and a ``TorchFunctionMode`` sees all functions of PyTorch that run inside it.
+Modules that do not call transformers' attention interface multiply queries by keys, take the
+softmax of what comes of the products, and multiply values by that; or they call PyTorch's own
+attention. Each of these is a function of PyTorch, and a ``TorchFunctionMode`` sees all functions of
+PyTorch that run inside it.
 """
 
 import string
@@ -18,16 +20,29 @@ _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.b
 _SUMS_OF_PRODUCTS = (torch.baddbmm, Tensor.baddbmm)
 _SOFTMAXES = (functional.softmax, torch.softmax, Tensor.softmax)
 _SCALINGS = {
-    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__), 1),
-    **dict.fromkeys((torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__), -1),
+    **dict.fromkeys(
+        (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__), 1
+    ),
+    **dict.fromkeys(
+        (torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__), -1
+    ),
 }
 # These change which pairs count, or nothing, but add no bias; of others that is not known.
 _NOT_ADDING = {
-    *(torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_, torch.where, Tensor.where, Tensor.to, Tensor.float),
+    *(
+        torch.masked_fill,
+        Tensor.masked_fill,
+        Tensor.masked_fill_,
+        torch.where,
+        Tensor.where,
+        Tensor.to,
+        Tensor.float,
+    ),
     *(Tensor.type, Tensor.view, Tensor.reshape, Tensor.contiguous, Tensor.type_as, Tensor.double),
     *(functional.dropout, torch.dropout, Tensor.unflatten, Tensor.flatten, *_SCALINGS),
 }
-# What is added to a score that is not to count. BERT of old added -10,000, and a weight of exp(-9,000) is zero.
+# What is added to a score that is not to count. BERT of old added -10,000, and a weight of
+# exp(-9,000) is zero.
 _MASKED = -9000.0
 
 
@@ -71,12 +86,14 @@ class OwnAttention:
     scaling: float
 
 
-# Takes the attention of a module; returns an output to use instead, utterance x head x token x value_dim, or None.
+# Takes the attention of a module; returns an output to use instead, utterance x head x token x
+# value_dim, or None.
 Receive = Callable[[OwnAttention], Tensor | None]
 
 
 class AttentionSeen(TorchFunctionMode):
-    """Inside it, attention that is computed without transformers' interface is handed to ``receive``.
+    """Inside it, attention that is computed without transformers' interface is handed to
+    ``receive``.
 
     Attributes:
         utterances: how many texts, images or sounds the model reads.
@@ -85,11 +102,15 @@ class AttentionSeen(TorchFunctionMode):
     """
 
     def __init__(
-        self, utterances: int, receive: Receive | None = None, softmax: Callable[[], None] = lambda: None
+        self,
+        utterances: int,
+        receive: Receive | None = None,
+        softmax: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.utterances, self.receive, self.softmax = utterances, receive, softmax
-        # By the id of a tensor, which is kept so that no other gets its id: the tensor, and what it was made of.
+        # By the id of a tensor, which is kept so that no other gets its id: the tensor, and what it
+        # was made of.
         self._made: dict[int, tuple[Tensor, Product]] = {}
 
     def begin(self, receive: Receive) -> None:
@@ -126,7 +147,9 @@ class AttentionSeen(TorchFunctionMode):
         self._made[id(made)] = made, product
 
     def _pass_on(self, function: Callable, made: Tensor, args: tuple, kwargs: dict) -> None:
-        """Note that a tensor is a product still, after being scaled, masked or normalised number by number."""
+        """Note that a tensor is a product still, after being scaled, masked or normalised number by
+        number.
+        """
         sources = [value for value in (*args, *kwargs.values()) if self._product(value) is not None]
         if not sources or made.numel() != sources[0].numel():
             return
@@ -188,11 +211,17 @@ class AttentionSeen(TorchFunctionMode):
             return plain
         mask, bias = attn_mask, None
         if is_causal:
-            mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+            mask = torch.ones(
+                query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
+            ).tril()
         if mask is not None and mask.dtype != torch.bool:
             mask, bias = _mask_and_bias(mask)
         if mask is not None:
-            mask = mask.expand(query.shape[0], -1, query.shape[-2], -1) if mask.dim() == 4 else mask[None, None]
+            mask = (
+                mask.expand(query.shape[0], -1, query.shape[-2], -1)
+                if mask.dim() == 4
+                else mask[None, None]
+            )
         scaling = query.shape[-1] ** -0.5 if scale is None else scale
         output = self.receive(OwnAttention(query, key, value, mask, bias, scaling))
         return plain if output is None else output.to(plain.dtype)
@@ -208,7 +237,8 @@ class _Factors:
         right: * x column x dim.
         plain: whether the product is * x row x column.
         scale: by which the product is multiplied at once.
-        order: where the axes * x row x column of the product stand in what is given, if not in this order.
+        order: where the axes * x row x column of the product stand in what is given, if not in this
+            order.
     """
 
     first: Tensor
@@ -222,7 +252,9 @@ class _Factors:
         """Output by head, as the product was."""
         if self.order is not None:
             as_made = output.reshape([plain.shape[axis] for axis in self.order])
-            return as_made.permute([self.order.index(axis) for axis in range(plain.dim())]).to(plain.dtype)
+            return as_made.permute([self.order.index(axis) for axis in range(plain.dim())]).to(
+                plain.dtype
+            )
         return output.reshape(plain.shape).to(plain.dtype)
 
 
@@ -282,7 +314,9 @@ def _by_head(part: Tensor, sizes: tuple[int, int]) -> Tensor | None:
 
 
 def _mask_and_bias(added: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Which pairs are allowed, and what is added to the scores of these, by what is added to all; None if nothing."""
+    """Which pairs are allowed, and what is added to the scores of these, by what is added to all;
+    None if nothing.
+    """
     allowed = added > _MASKED
     bias = torch.where(allowed, added, 0)
     bias = bias if bias.any() else None

@@ -24,7 +24,8 @@ from analysis_lib.models.names import (
 ADAPTER = "adapter_config.json"
 # How Trainer calls the folders that it leaves in that of its run.
 CHECKPOINT = "checkpoint-"
-# One of these holds the vocabulary of a tokenizer; the other says how images or sounds are prepared.
+# One of these holds the vocabulary of a tokenizer; the other says how images or sounds are
+# prepared.
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 PREPARATION = "preprocessor_config.json"
 PROCESSOR_FILES = (*VOCABULARIES, "*token*", "*processor*.json")
@@ -33,7 +34,8 @@ WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenize
 
 
 def weights_identity(name: str) -> str:
-    """A short text that changes when the weights behind ``name`` change; neither downloads nor loads.
+    """A short text that changes when the weights behind ``name`` change; neither downloads nor
+    loads.
 
     Raises:
         AnalysisError: ``name`` is on a hub that cannot be reached, and not in the local cache.
@@ -61,7 +63,9 @@ def _identity(base: str) -> str:
 
 
 def folder_identity(folder: Path) -> str:
-    """A short text that changes when the folder of a model does, or another that it is read with."""
+    """A short text that changes when the folder of a model does, or another that it is read
+    with.
+    """
     identity = _hashed(folder)
     base = adapter_base(folder)
     if base is not None:
@@ -85,7 +89,9 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
             is given of one that is not on the hub.
     """
     if not name.strip() or "\0" in name or len(name) > 4096:
-        raise AnalysisError(f"{name[:40]!r} is no model: give a name of `models`, a hub id or a folder")
+        raise AnalysisError(
+            f"{name[:40]!r} is no model: give a name of `models`, a hub id or a folder"
+        )
     model = ModelName.parse(name)
     if model.adapter is not None:
         return _adapter_folder(model.adapter, revision), weights_identity(name)
@@ -93,7 +99,10 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
     maker = None if known else maker_of(name)
     is_folder = os.path.isdir(name)
     if (known or maker) and is_folder:
-        note = "note: %s is the known model of that name, and not the folder %s that lies here: for that, give %s"
+        note = (
+            "note: %s is the known model of that name, and not the folder %s that lies here: "
+            "for that, give %s"
+        )
         logging.getLogger(__name__).warning(note, name, name, os.path.join(".", name))
     is_local = known.packages if known else maker or is_folder
     if not is_local:
@@ -115,13 +124,17 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
 def _adapter_folder(adapter: str, revision: str | None) -> Path:
     folder = Path(adapter) if os.path.isdir(adapter) else located(adapter, revision)[0]
     if not (folder / ADAPTER).is_file():
-        raise AnalysisError(f"{adapter} holds no adapter ({ADAPTER} is missing): give the folder of one after +")
+        raise AnalysisError(
+            f"{adapter} holds no adapter ({ADAPTER} is missing): give the folder of one after +"
+        )
     return folder
 
 
 def _downloaded(name: str, known: KnownModel, revision: str | None) -> tuple[Path, str]:
     with _explained(name):
-        folder = hub.model_folder(known.repository, revision or known.revision, pickled=known.pickled)
+        folder = hub.model_folder(
+            known.repository, revision or known.revision, pickled=known.pickled
+        )
     return folder, f"{known.repository}@{folder.name}"
 
 
@@ -150,7 +163,9 @@ def adapter_base(folder: Path) -> str | None:
     base = files.read_json(folder / ADAPTER).get("base_model_name_or_path")
     if isinstance(base, str) and base.strip():
         return base
-    raise AnalysisError(f"{folder / ADAPTER} does not say whose adapter it is: give its base_model_name_or_path")
+    raise AnalysisError(
+        f"{folder / ADAPTER} does not say whose adapter it is: give its base_model_name_or_path"
+    )
 
 
 def has_processor(folder: Path, kind: str | None = None) -> bool:
@@ -178,17 +193,22 @@ def _explained(name: str) -> Iterator[None]:
         yield
         return
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
-        raise AnalysisError(f"there is no folder {name!r}: give a folder with config.json, or a name of `models`")
+        raise AnalysisError(
+            f"there is no folder {name!r}: give a folder with config.json, or a name of `models`"
+        )
     try:
         yield
     except AnalysisError as error:
         candidates = MULTIBERTS if name.startswith("multiberts-") else known_models()
         near = near_names(name, candidates)
-        raise AnalysisError(f"there is no model or folder named {name} here ({near}); {error}") from error
+        raise AnalysisError(
+            f"there is no model or folder named {name} here ({near}); {error}"
+        ) from error
 
 
 def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict[str, str]:
-    """SHA-256 of files of a folder by their paths in it: by default, of all that a model is read from.
+    """SHA-256 of files of a folder by their paths in it: by default, of all that a model is read
+    from.
 
     Weights that an index of the folder names are among them, wherever they lie. Pickles count only
     where there are no safetensors files: only there are they read.

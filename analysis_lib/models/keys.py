@@ -1,7 +1,8 @@
-"""How an attention module makes its keys: proven by making them from what one of its projections returned.
+"""How an attention module makes its keys: proven by making them from what one of its projections
+returned.
 
-A projection counts as that of the keys if its output, split into heads, normalised and rotated as the model does it,
-*is* the key that attention receives.
+A projection counts as that of the keys if its output, split into heads, normalised and rotated as
+the model does it, *is* the key that attention receives.
 """
 
 import inspect
@@ -18,8 +19,8 @@ from analysis_lib.models.calls import angles_of
 from analysis_lib.models.parts import ROTATION
 from analysis_lib.models.probe import Call, Run, Trace, same
 
-# How a projection may hold the keys of the heads: alone; after all queries; after the queries that share a key; before
-# all values.
+# How a projection may hold the keys of the heads: alone; after all queries; after the queries that
+# share a key; before all values.
 ORDERS = (None, "stacked", "by_head", "before_values")
 # Of the norms of keys: the dimensions that they average over, and whether they subtract the mean.
 NORMS = (((-1,), False), ((-2, -1), False), ((-1,), True))
@@ -29,7 +30,8 @@ Made = tuple[dict[str, object], Tensor]
 
 
 def split_keys(projected: Tensor, order: str | None, heads: int, key_heads: int) -> Tensor | None:
-    """The keys of each head, * x head x head_dim, in the output of a projection; None if it does not fit.
+    """The keys of each head, * x head x head_dim, in the output of a projection; None if it does
+    not fit.
 
     Args:
         projected: the output, * x width, or the transposed weights.
@@ -61,7 +63,8 @@ def rotated(
     rotation: str = ROTATION,
     tokens_first: bool = False,
 ) -> Tensor:
-    """Vectors of heads, utterance x head x token x head_dim, rotated as the model of an attention module does it.
+    """Vectors of heads, utterance x head x token x head_dim, rotated as the model of an attention
+    module does it.
 
     Dimensions beyond those of the angles stay as they are.
 
@@ -82,7 +85,8 @@ def rotated(
     if _required_arguments(rotate) == 1 + len(angles):
         turned = rotate(part, *angles)
     else:
-        # Queries and keys in one call: the keys do not matter, and may have fewer heads, so that one head will do.
+        # Queries and keys in one call: the keys do not matter, and may have fewer heads, so that
+        # one head will do.
         turned = rotate(part, part.narrow(head_axis, 0, 1), *angles)[0]
     if tokens_first:
         turned = turned.transpose(1, 2)
@@ -96,7 +100,9 @@ def _required_arguments(function: Callable) -> int:
 
 
 def find_keys(call: Call, trace: Trace) -> dict[str, object]:
-    """The fields of ``Attention`` that say how the key of a call is made; ``key`` is None where that is not known."""
+    """The fields of ``Attention`` that say how the key of a call is made; ``key`` is None where
+    that is not known.
+    """
     module = call.module
     factors = {name: value for name, value in vars(module).items() if isinstance(value, float)}
     for fields, key in _candidates(call, trace):
@@ -134,7 +140,9 @@ def _split(path: str, inside: Mapping[str, Run], call: Call) -> Iterator[Made]:
 
 
 def _latent(path: str, inside: Mapping[str, Run], call: Call) -> Iterator[Made]:
-    """The end of the keys in latent attention: one that all heads share, beside what another projection makes."""
+    """The end of the keys in latent attention: one that all heads share, beside what another
+    projection makes.
+    """
     utterances, heads, tokens, size = call.key.shape
     returned = inside[path].returned
     if returned.shape[:-1] != (utterances, tokens):
@@ -142,7 +150,9 @@ def _latent(path: str, inside: Mapping[str, Run], call: Call) -> Iterator[Made]:
     for up, run in inside.items():
         rank = run.read.shape[-1]
         own = size + rank - returned.shape[-1]
-        fits = run.read.numel() == utterances * tokens * rank and run.returned.shape[-1] % heads == 0
+        fits = (
+            run.read.numel() == utterances * tokens * rank and run.returned.shape[-1] % heads == 0
+        )
         if not 0 < own < size or not fits:
             continue
         beginning = run.returned.reshape(utterances, tokens, heads, -1)[..., :own]
@@ -157,8 +167,12 @@ def _latent(path: str, inside: Mapping[str, Run], call: Call) -> Iterator[Made]:
                 yield fields, returned[..., None, rank:]
 
 
-def _finished(module: nn.Module, keys: Tensor, inside: Mapping[str, Run], angles: Sequence[Tensor]) -> Iterator[Made]:
-    """Keys, utterance x head x token x head_dim, after a norm and a rotation, either, or none, in any order."""
+def _finished(
+    module: nn.Module, keys: Tensor, inside: Mapping[str, Run], angles: Sequence[Tensor]
+) -> Iterator[Made]:
+    """Keys, utterance x head x token x head_dim, after a norm and a rotation, either, or none, in
+    any order.
+    """
     for norm, normed in itertools.chain([({}, keys)], _normed(keys, inside)):
         for turn, turned in _turned(module, normed.transpose(1, 2), angles):
             yield {**norm, **turn}, turned
@@ -176,7 +190,9 @@ def _normed(keys: Tensor, inside: Mapping[str, Run]) -> Iterator[Made]:
     for path, run in inside.items():
         if run.read.numel() != keys.numel() or run.returned.numel() != keys.numel():
             continue
-        heads_first = run.read.shape == keys.transpose(1, 2).shape and not same(run.read.reshape(keys.shape), keys)
+        heads_first = run.read.shape == keys.transpose(1, 2).shape and not same(
+            run.read.reshape(keys.shape), keys
+        )
         if heads_first:
             read, returned = run.read.transpose(1, 2), run.returned.transpose(1, 2)
         else:
@@ -190,7 +206,9 @@ def _normed(keys: Tensor, inside: Mapping[str, Run]) -> Iterator[Made]:
 
 
 def _is_norm(read: Tensor, returned: Tensor, dims: tuple[int, ...], centred: bool) -> bool:
-    """Whether all tokens are normalised with the same gains and, if the norm is centred, the same shift."""
+    """Whether all tokens are normalised with the same gains and, if the norm is centred, the same
+    shift.
+    """
     if centred:
         read = read - read.mean(-1, keepdim=True)
     unit = read / read.square().mean(dims, keepdim=True).sqrt()
@@ -202,7 +220,9 @@ def _is_norm(read: Tensor, returned: Tensor, dims: tuple[int, ...], centred: boo
         # The first token decides on the gains.
         mean, shift = 0, 0
         from_unit, from_returned = unit[:, :1], returned[:, :1]
-    gains = (from_unit * from_returned).sum(1, keepdim=True) / from_unit.square().sum(1, keepdim=True)
+    gains = (from_unit * from_returned).sum(1, keepdim=True) / from_unit.square().sum(
+        1, keepdim=True
+    )
     return same(gains * (unit - mean) + shift, returned)
 
 
@@ -211,7 +231,11 @@ def _turned(module: nn.Module, keys: Tensor, angles: Sequence[Tensor]) -> Iterat
     yield {"rotary": 0}, keys
     if not angles:
         return
-    names = [name for name in vars(sys.modules[type(module).__module__]) if name.startswith("apply_rotary")]
+    names = [
+        name
+        for name in vars(sys.modules[type(module).__module__])
+        if name.startswith("apply_rotary")
+    ]
     for name in sorted(names, key=ROTATION.__ne__):
         for each, tokens_first in itertools.product((1, 2), (False, True)):
             # The usual function takes cosines and sines, and heads first.

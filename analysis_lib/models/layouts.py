@@ -1,7 +1,8 @@
-"""The layout of a model, found by what it does with an example: its blocks, their attention and their keys.
+"""The layout of a model, found by what it does with an example: its blocks, their attention and
+their keys.
 
-Nothing is guessed from names. A pass over a few tokens shows which blocks run, in which order, where they attend, and
-what every module reads and returns; what is not proven so is left out.
+Nothing is guessed from names. A pass over a few tokens shows which blocks run, in which order,
+where they attend, and what every module reads and returns; what is not proven so is left out.
 """
 
 import copy
@@ -37,7 +38,9 @@ NO_TOKENS = "which stand for no tokens: give another model"
 
 
 def is_of(layout: Layout, model: PreTrainedModel) -> bool:
-    """Whether a listed layout is that of a model, and not of another part of the same architecture."""
+    """Whether a listed layout is that of a model, and not of another part of the same
+    architecture.
+    """
     modules = dict(model.named_modules())
     if layout.part not in modules and kind_of(model) != layout.kind:
         return False
@@ -60,7 +63,11 @@ def model_part(name: str, model: PreTrainedModel, path: str) -> PreTrainedModel:
 
 def _parts(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
     """The parts that are models themselves, by their paths."""
-    return {path: part for path, part in model.named_modules() if path and isinstance(part, PreTrainedModel)}
+    return {
+        path: part
+        for path, part in model.named_modules()
+        if path and isinstance(part, PreTrainedModel)
+    }
 
 
 def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layout:
@@ -72,7 +79,8 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
         processor: what prepares its input.
 
     Raises:
-        AnalysisError: it cannot read what its processor makes, or no blocks are found whose vectors stand for tokens.
+        AnalysisError: it cannot read what its processor makes, or no blocks are found whose vectors
+            stand for tokens.
     """
     path, trace, padding_matters = _trace_of_part(name, model, processor)
     model, kind = trace.model, kind_of(trace.model)
@@ -82,7 +90,9 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
         pattern = re.sub(r"\.\d+(?=\.|$)", ".*", trace.names[block])
         by_path.setdefault(pattern, []).append(block)
     if not by_path:
-        raise AnalysisError(f"{name} is a {model.config.model_type} model, in which no transformer block is found")
+        raise AnalysisError(
+            f"{name} is a {model.config.model_type} model, in which no transformer block is found"
+        )
     stacks = [_stack(name, trace, processor, pattern, alike) for pattern, alike in by_path.items()]
     if all(stack.cross for stack in stacks):
         # Without a stack of its own tokens, what the keys of cross-attention stand for is unknown.
@@ -92,7 +102,10 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
         leading, is_grid = _leading_tokens(name, trace, blocks[0])
     if is_grid:
         # Its positions are tokens; their attention, in windows, is not captured.
-        maps, stacks = False, [replace(stack, attention=None, each=(), further=()) for stack in stacks]
+        maps, stacks = (
+            False,
+            [replace(stack, attention=None, each=(), further=()) for stack in stacks],
+        )
     registers = getattr(model.config, "num_register_tokens", 0)
     return Layout(
         tuple(stacks),
@@ -109,8 +122,12 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
 # --- The example ----------------------------------------------------------------------------------
 
 
-def _trace_of_part(name: str, model: PreTrainedModel, processor: Callable) -> tuple[str, Trace, bool]:
-    """The path of the part that can read an example, a trace of that, and whether padding changes what it computes."""
+def _trace_of_part(
+    name: str, model: PreTrainedModel, processor: Callable
+) -> tuple[str, Trace, bool]:
+    """The path of the part that can read an example, a trace of that, and whether padding changes
+    what it computes.
+    """
     reads = "text" if isinstance(processor, PreTrainedTokenizerBase) else kind_of(model)
     paths = [""]
     # One half of an encoder-decoder would pass for the whole.
@@ -130,9 +147,15 @@ def _trace_of_part(name: str, model: PreTrainedModel, processor: Callable) -> tu
     raise _unreadable(name, model, processor, errors[0]) from errors[0]
 
 
-def _unreadable(name: str, model: PreTrainedModel, processor: Callable, error: Exception) -> AnalysisError:
+def _unreadable(
+    name: str, model: PreTrainedModel, processor: Callable, error: Exception
+) -> AnalysisError:
     first_line, *_ = str(error).splitlines() or [""]
-    given = "a few token ids" if kind_of(model) == "text" else f"what its {type(processor).__name__} makes"
+    given = (
+        "a few token ids"
+        if kind_of(model) == "text"
+        else f"what its {type(processor).__name__} makes"
+    )
     parts = _parts(model)
     remedy = f"one of its parts ({', '.join(parts)}), or " if parts else ""
     return AnalysisError(
@@ -157,13 +180,15 @@ def _padding_changes(model: PreTrainedModel, inputs: Mapping[str, Tensor | bool]
 
 
 def _leading_tokens(name: str, trace: Trace, block: nn.Module) -> tuple[int, bool]:
-    """How many tokens stand before those of an image or sound, and whether the vectors are a grid of tokens.
+    """How many tokens stand before those of an image or sound, and whether the vectors are a grid
+    of tokens.
 
-    The vectors of leading tokens do not change with the first number of the input. A grid is a map of features whose
-    channels come last.
+    The vectors of leading tokens do not change with the first number of the input. A grid is a map
+    of features whose channels come last.
 
     Raises:
-        AnalysisError: unknown tokens stand behind, a sound has its channels first, or each pass differs.
+        AnalysisError: unknown tokens stand behind, a sound has its channels first, or each pass
+            differs.
     """
 
     def read(index: int | None) -> Tensor:
@@ -177,7 +202,9 @@ def _leading_tokens(name: str, trace: Trace, block: nn.Module) -> tuple[int, boo
         plain = read(None)
         if not identical(plain, trace.read(block)[0]):
             kind = kind_of(trace.model)
-            raise AnalysisError(f"{name} makes other vectors of one {kind} each time: switch its masking off")
+            raise AnalysisError(
+                f"{name} makes other vectors of one {kind} each time: switch its masking off"
+            )
         by_first, by_last = read(0) != plain, read(-1) != plain
     # The first number changes all channels of a few positions.
     positions = by_first.flatten(1).any(1).float().mean()
@@ -189,14 +216,18 @@ def _leading_tokens(name: str, trace: Trace, block: nn.Module) -> tuple[int, boo
     first, last = by_first.any(-1).nonzero().flatten(), by_last.any(-1).nonzero().flatten()
     detection = getattr(trace.model.config, "num_detection_tokens", 0)
     if len(last) and last.max() + 1 + detection < len(plain):
-        raise AnalysisError(f"{name} reads further tokens behind those of its input: give another model")
+        raise AnalysisError(
+            f"{name} reads further tokens behind those of its input: give another model"
+        )
     return int(first[0]) if len(first) else 0, False
 
 
 # --- A stack --------------------------------------------------------------------------------------
 
 
-def _stack(name: str, trace: Trace, processor: Callable, pattern: str, blocks: list[nn.Module]) -> Stack:
+def _stack(
+    name: str, trace: Trace, processor: Callable, pattern: str, blocks: list[nn.Module]
+) -> Stack:
     """The blocks of one path."""
     model, kind = trace.model, kind_of(trace.model)
     tokens_first = _reads_tokens_first(blocks[0], trace)
@@ -213,13 +244,17 @@ def _stack(name: str, trace: Trace, processor: Callable, pattern: str, blocks: l
         _refuse_strange_text(name, model, pattern, vectors, ids, is_padded)
     elif len(vectors) != 1 or vectors.dim() not in (3, 4):
         raise AnalysisError(
-            f"{name} is a {model.config.model_type} model: in {pattern}, the vectors of {kind}s are of shape "
+            f"{name} is a {model.config.model_type} model: in {pattern}, the vectors of {kind}s "
+            "are of shape "
             f"{tuple(vectors.shape)}, {NO_TOKENS}"
         )
     own: list[list[Attention]] = [[] for _ in blocks]
     if not is_padded:
         # Where vectors are padded, attention reads the padding, too.
-        own = [_attentions(block, trace, is_stage=kind != "text", tokens_first=tokens_first) for block in blocks]
+        own = [
+            _attentions(block, trace, is_stage=kind != "text", tokens_first=tokens_first)
+            for block in blocks
+        ]
     each = tuple(attentions[0] if attentions else None for attentions in own)
     counts = Counter(attention for attention in each if attention)
     most_common = counts.most_common(1)[0][0] if counts else None
@@ -236,7 +271,8 @@ def _stack(name: str, trace: Trace, processor: Callable, pattern: str, blocks: l
         cross=next((attention for attention in cross if attention.key), None),
         further=_common([tuple(attentions[1:]) for attentions in own]),
         # BigBird pads long texts.
-        padded=is_padded or any(hasattr(module, "set_attention_type") for module in model.modules()),
+        padded=is_padded
+        or any(hasattr(module, "set_attention_type") for module in model.modules()),
         tokens_first=tokens_first,
     )
     # Some blocks do not run, such as those that read an image beside a text.
@@ -256,7 +292,9 @@ def _reads_tokens_first(block: nn.Module, trace: Trace) -> bool:
     read = trace.read(block)
     if read is None:
         return False
-    return any(is_tokens_first(read, states[0]) and is_state(read, states[0]) for states in trace.hidden)
+    return any(
+        is_tokens_first(read, states[0]) and is_state(read, states[0]) for states in trace.hidden
+    )
 
 
 def _token_kind(kind: str, is_decoder: bool, processor: Callable, vectors: Tensor) -> str:
@@ -267,7 +305,9 @@ def _token_kind(kind: str, is_decoder: bool, processor: Callable, vectors: Tenso
         return "patches"
     # Whisper's processor pads a sound to a window, in which a vector stands for two steps.
     window = getattr(processor, "n_samples", None)
-    return "windows" if window and window == 2 * processor.hop_length * vectors.shape[1] else "frames"
+    return (
+        "windows" if window and window == 2 * processor.hop_length * vectors.shape[1] else "frames"
+    )
 
 
 def _refuse_strange_text(
@@ -276,7 +316,8 @@ def _refuse_strange_text(
     if vectors.dim() == 3 and (is_padded or vectors.shape[:2] == ids.shape):
         return
     raise AnalysisError(
-        f"{name} is a {model.config.model_type} model: {ids.shape[1]} tokens of a text become vectors of shape "
+        f"{name} is a {model.config.model_type} model: {ids.shape[1]} tokens of a text become "
+        "vectors of shape "
         f"{tuple(vectors.shape)} in {pattern}, {NO_TOKENS}"
     )
 
@@ -284,8 +325,8 @@ def _refuse_strange_text(
 def _is_cut_behind(blocks: Sequence[nn.Module], trace: Trace, tokens: int) -> bool:
     """Whether a model pads its vectors to a window, and later drops those behind its tokens.
 
-    Then its hidden states are shorter than what its first block reads, or a later module reads less than its last
-    block returns.
+    Then its hidden states are shorter than what its first block reads, or a later module reads less
+    than its last block returns.
     """
     first, last = trace.read(blocks[0]), trace.returned(blocks[-1])
     if last.shape[1] <= tokens:
@@ -304,7 +345,11 @@ def _is_cut_behind(blocks: Sequence[nn.Module], trace: Trace, tokens: int) -> bo
 
 
 def _attentions(
-    block: nn.Module, trace: Trace, is_stage: bool = False, cross: bool = False, tokens_first: bool = False
+    block: nn.Module,
+    trace: Trace,
+    is_stage: bool = False,
+    cross: bool = False,
+    tokens_first: bool = False,
 ) -> list[Attention]:
     """The attentions of a block: the modules in it that attend once, with a query for each token.
 
@@ -329,16 +374,23 @@ def _attentions(
     for call in calls:
         has_all_queries = call.query.shape[0] == len(vectors) and call.query.shape[2] == tokens
         is_cross = call.key.shape[2] != tokens
-        if has_all_queries and is_cross == cross and times[call.module] == 1 and call.module in paths:
+        if (
+            has_all_queries
+            and is_cross == cross
+            and times[call.module] == 1
+            and call.module in paths
+        ):
             attentions.append(Attention(paths[call.module], **find_keys(call, trace), own=call.own))
     return attentions
 
 
-def _uncaptured(trace: Trace, stacks: Sequence[Stack], blocks: Mapping[str, Sequence[nn.Module]]) -> tuple[str, ...]:
+def _uncaptured(
+    trace: Trace, stacks: Sequence[Stack], blocks: Mapping[str, Sequence[nn.Module]]
+) -> tuple[str, ...]:
     """The paths of the modules that attend, and whose attention is not captured.
 
-    They call the interface or take a softmax of products. If none does, and no attention is captured, they are the
-    modules with attention in their name: some have no softmax.
+    They call the interface or take a softmax of products. If none does, and no attention is
+    captured, they are the modules with attention in their name: some have no softmax.
     """
     captured: set[nn.Module] = set()
     for stack in stacks:

@@ -1,4 +1,6 @@
-"""Models that a program holds, such as one in training: what to measure of them, and how they stay as they are."""
+"""Models that a program holds, such as one in training: what to measure of them, and how they stay
+as they are.
+"""
 
 import hashlib
 
@@ -11,12 +13,14 @@ from analysis_lib.models.devices import weights
 from analysis_lib.models.loaded import LoadedModel
 from analysis_lib.models.names import ModelName
 
-# Where what wraps a model (torch.compile, DistributedDataParallel, FullyShardedDataParallel) keeps it.
+# Where what wraps a model (torch.compile, DistributedDataParallel, FullyShardedDataParallel) keeps
+# it.
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "module")
 
 
 def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedModel:
-    """A model of transformers that lives in this process, with or without a head, as what can be measured.
+    """A model of transformers that lives in this process, with or without a head, as what can be
+    measured.
 
     Args:
         model: it, perhaps compiled or wrapped for several devices.
@@ -24,7 +28,8 @@ def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedMod
         part: the path of the part that is measured alone, if any.
 
     Raises:
-        AnalysisError: it is no model of transformers, or comes without a processor, or has no such part.
+        AnalysisError: it is no model of transformers, or comes without a processor, or has no such
+            part.
     """
     outer = _unwrapped(model)
     model, adapters = outer, ""
@@ -33,10 +38,15 @@ def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedMod
         adapters = "".join(f"+{name}" for name in outer.active_adapters)
         model = outer.get_base_model()
     if not isinstance(model, transformers.PreTrainedModel):
-        raise AnalysisError(f"a {type(model).__name__} is no model of transformers: give one, or a name or folder")
+        raise AnalysisError(
+            f"a {type(model).__name__} is no model of transformers: give one, or a name or folder"
+        )
     name = (model.config.name_or_path or type(model).__name__) + adapters
     if not callable(processor):
-        raise AnalysisError(f"{name} comes alone: give the object that prepares its input, as tokenizer= or processor=")
+        raise AnalysisError(
+            f"{name} comes alone: give the object that prepares its input, as tokenizer= or "
+            "processor="
+        )
     bare = bare_model(model)
     revision = _weights_hash(outer)
     if part:
@@ -49,9 +59,14 @@ def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedMod
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     """What compilers and what spreads a model over devices have wrapped."""
-    while inner := next((name for name in _WRAPPED if isinstance(getattr(model, name, None), nn.Module)), None):
+    while inner := next(
+        (name for name in _WRAPPED if isinstance(getattr(model, name, None), nn.Module)), None
+    ):
         if model._forward_hooks or model._forward_pre_hooks:
-            raise AnalysisError(f"there are hooks on the {type(model).__name__} around a model: put them on the model")
+            raise AnalysisError(
+                f"there are hooks on the {type(model).__name__} around a model: put them on the "
+                "model"
+            )
         model = getattr(model, inner)
     return model
 
@@ -63,7 +78,9 @@ def is_adapted(model: nn.Module) -> bool:
 
 def _refuse_prompts(adapted: nn.Module) -> None:
     if adapted.active_peft_config.is_prompt_learning:
-        raise AnalysisError("an adapter that puts vectors before a text is not measured: give one such as LoRA")
+        raise AnalysisError(
+            "an adapter that puts vectors before a text is not measured: give one such as LoRA"
+        )
 
 
 def predicts_tokens(model: nn.Module) -> bool:
@@ -73,7 +90,9 @@ def predicts_tokens(model: nn.Module) -> bool:
 
 
 def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    """A model without its head; where the head stands beside its parts, as in T5, a model of these parts."""
+    """A model without its head; where the head stands beside its parts, as in T5, a model of these
+    parts.
+    """
     known = transformers.MODEL_MAPPING.get(type(model.config), None)
     if isinstance(known, type) and isinstance(model, known):
         # In some, what bears the name of a body is their encoder.
@@ -95,9 +114,14 @@ def _weights_hash(model: nn.Module) -> str:
     """A hash of the weights, and of adapters and hooks as far as these can be described."""
     digest = hashlib.sha256(f"{type(model).__qualname__} {model.config!r}".encode())
     for name, module in model.named_modules():
-        settings = [getattr(module, part, None) for part in ("scaling", "active_adapters", "disable_adapters")]
+        settings = [
+            getattr(module, part, None)
+            for part in ("scaling", "active_adapters", "disable_adapters")
+        ]
         if isinstance(settings[0], dict) or module._forward_hooks or module._forward_pre_hooks:
-            digest.update(repr([name, settings, module._forward_hooks, module._forward_pre_hooks]).encode())
+            digest.update(
+                repr([name, settings, module._forward_hooks, module._forward_pre_hooks]).encode()
+            )
     for name, weight in weights(model):
         digest.update(name.encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

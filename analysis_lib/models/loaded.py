@@ -22,9 +22,9 @@ from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
 from analysis_lib.models.probe import evaluated, example
 from analysis_lib.models.tokenization import Tokenizer, WordTokenizer
 
-# The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec. 2.2); the registers
-# and detection tokens of vision transformers; and the first token where that is no [CLS], which causal models use as a
-# sink of attention.
+# The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec.
+# 2.2); the registers and detection tokens of vision transformers; and the first token where that is
+# no [CLS], which causal models use as a sink of attention.
 TOKEN_TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
 # Which of a tokenizer's special tokens begin what a model reads, and which end or divide it.
 ENDS = {"cls": ("cls", "bos"), "sep": ("sep", "eos")}
@@ -35,7 +35,8 @@ _LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "max_length_inputs"),
     *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
 )
-# A tokenizer that knows fewer than this part of the tokens that are embedded was made up from files of another kind.
+# A tokenizer that knows fewer than this part of the tokens that are embedded was made up from files
+# of another kind.
 LEAST_SHARE = 10
 # Per second of a sound: more would fill the memory.
 MOST_SAMPLES = 1_000_000
@@ -61,18 +62,21 @@ class LoadedModel:
 
     Attributes:
         name: the name, hub id or folder that it was loaded by.
-        revision: what identifies its weights: a package's hash, a hub commit, or the hash of the files.
-        model: the transformers model that is measured, without a head; while it is measured, it is in evaluation mode.
+        revision: what identifies its weights: a package's hash, a hub commit, or the hash of the
+            files.
+        model: the transformers model that is measured, without a head; while it is measured, it is
+            in evaluation mode.
         processor: its tokenizer, image processor or feature extractor.
         spec: how another process loads it; None for a model that lives in this process alone.
         files: sha256 of the files it was read from, by name.
         part: the path of the part of a model that was loaded alone, if it was.
-        outer: what is called: the outermost model that the user has, such as one with a head or with adapters, inside
-            which ``model`` runs; ``model`` itself where nothing is around it.
+        outer: what is called: the outermost model that the user has, such as one with a head or
+            with adapters, inside which ``model`` runs; ``model`` itself where nothing is around it.
         layout: where its parts are.
         headed: the language model that it is the body of, once it has been used.
         transcriber: the tokenizer of a decoder that reads the text of a sound.
-        unsupported: what cannot be captured of it, and why, by need of metrics; known once it has been checked.
+        unsupported: what cannot be captured of it, and why, by need of metrics; known once it has
+            been checked.
     """
 
     name: str
@@ -87,7 +91,8 @@ class LoadedModel:
     unsupported: dict[str, str] = field(default_factory=dict, init=False)
     headed: transformers.PreTrainedModel | None = field(default=None, init=False)
     transcriber: Tokenizer | None = field(default=None, init=False)
-    # One pass at a time: hooks are on the modules, which threads of a worker share, and a plain pass would meet them.
+    # One pass at a time: hooks are on the modules, which threads of a worker share, and a plain
+    # pass would meet them.
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,18 +101,27 @@ class LoadedModel:
             self.outer = self.model
         for stack, blocks in self.stacks.items():
             if not blocks:
-                raise AnalysisError(f"{self.name} has no transformer block ({stack.name}): its config.json says so")
+                raise AnalysisError(
+                    f"{self.name} has no transformer block ({stack.name}): its config.json says so"
+                )
         shifted = any(stack.tokens == "shifted" for stack in self.layout.stacks)
-        if shifted and self.layout.listed and getattr(self.model.config, "decoder_start_token_id", None) is None:
+        if (
+            shifted
+            and self.layout.listed
+            and getattr(self.model.config, "decoder_start_token_id", None) is None
+        ):
             raise AnalysisError(
-                f"{self.name}: its config.json has no decoder_start_token_id: give the token that its decoder starts "
+                f"{self.name}: its config.json has no decoder_start_token_id: give the token that "
+                "its decoder starts "
                 f"with, such as T5's padding"
             )
         _refuse_non_finite(self)
         _refuse_strange_tokens(self)
         rate = getattr(self.processor, "sampling_rate", MOST_SAMPLES)
         if not isinstance(rate, int) or not 1 <= rate <= MOST_SAMPLES:
-            raise AnalysisError(f"{self.name}: its processor reads {rate!r} samples per second: mend its settings")
+            raise AnalysisError(
+                f"{self.name}: its processor reads {rate!r} samples per second: mend its settings"
+            )
 
     def _choose_layout(self) -> None:
         """Set the layout, the part of the model that is measured, and what prepares its input."""
@@ -118,7 +132,8 @@ class LoadedModel:
         if listed and listed.reads_texts_too:
             if not hasattr(self.processor, "tokenizer"):
                 raise AnalysisError(
-                    f"{self.name}: its decoder reads texts, and a {type(self.processor).__name__} none: give a "
+                    f"{self.name}: its decoder reads texts, and a {type(self.processor).__name__} "
+                    "none: give a "
                     f"processor with a tokenizer, such as transformers.AutoProcessor reads"
                 )
             self.transcriber = self.processor.tokenizer
@@ -138,7 +153,9 @@ class LoadedModel:
         self.layout = replace(layout, stacks=stacks or layout.stacks)
 
     def _wake(self) -> None:
-        """Run once the hooks around the body that act in the first pass, such as those that unpack weights."""
+        """Run once the hooks around the body that act in the first pass, such as those that unpack
+        weights.
+        """
         if self.outer is self.model or is_plain_head(self.model, self.outer):
             return
         # If the outermost model cannot read this, the first batch reports it.
@@ -147,12 +164,17 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         layers = sum(map(len, self.stacks.values()))
-        form = f"{type(self.model).__name__} of {layers} layers, reads {self.kind}, {self.model.dtype} on {self.device}"
+        form = (
+            f"{type(self.model).__name__} of {layers} layers, reads {self.kind}, "
+            f"{self.model.dtype} on {self.device}"
+        )
         return f"<LoadedModel {self.name}: {form}>"
 
     @property
     def whole(self) -> list[nn.Module]:
-        """The model, the outermost model, and the language model that it is the body of, if that is known."""
+        """The model, the outermost model, and the language model that it is the body of, if that is
+        known.
+        """
         return [model for model in (self.model, self.outer, self.headed) if model is not None]
 
     def copied(self, memo: dict[int, object]) -> "LoadedModel":
@@ -164,21 +186,32 @@ class LoadedModel:
         other = copy.copy(self)
         for known in ("stacks", "paths"):
             vars(other).pop(known, None)
-        other.model, other.outer, other.headed = copy.deepcopy((self.model, self.outer, self.headed), memo)
+        other.model, other.outer, other.headed = copy.deepcopy(
+            (self.model, self.outer, self.headed), memo
+        )
         other.lock = threading.Lock()
         return other
 
     def replica(self) -> "LoadedModel":
-        """The same model with modules of its own, for hooks of another thread; the weights are those of this one."""
+        """The same model with modules of its own, for hooks of another thread; the weights are
+        those of this one.
+        """
         kept = {}
         for module in self.whole:
-            kept |= {id(weight): weight for weight in itertools.chain(module.parameters(), module.buffers())}
+            kept |= {
+                id(weight): weight
+                for weight in itertools.chain(module.parameters(), module.buffers())
+            }
         with self.lock:
             return self.copied(kept)
 
     def answer(self, inputs: Mapping[str, object], headed: nn.Module | None = None) -> Answer:
-        """One pass of the outermost model, or of the language model around the body, with all its predictions."""
-        return answer(self.name, self.model, headed or self.outer, inputs, predicting=headed is not None)
+        """One pass of the outermost model, or of the language model around the body, with all its
+        predictions.
+        """
+        return answer(
+            self.name, self.model, headed or self.outer, inputs, predicting=headed is not None
+        )
 
     @property
     def kind(self) -> str:
@@ -187,7 +220,9 @@ class LoadedModel:
 
     @cached_property
     def stacks(self) -> dict[Stack, list[nn.Module]]:
-        """The blocks of each stack, in order. A block that runs several times, as in ALBERT, is there once."""
+        """The blocks of each stack, in order. A block that runs several times, as in ALBERT, is
+        there once.
+        """
         blocks = {}
         for stack in self.layout.stacks:
             blocks[stack] = [module for module, path in self.paths.items() if stack.holds(path)]
@@ -220,7 +255,9 @@ class LoadedModel:
         if self.transcriber is not None:
             return self.transcriber
         if self.kind != "text":
-            raise AnalysisError(f"{self.name} reads {self.kind}s and has no tokenizer: use its processor")
+            raise AnalysisError(
+                f"{self.name} reads {self.kind}s and has no tokenizer: use its processor"
+            )
         return self.processor
 
     @property
@@ -230,7 +267,9 @@ class LoadedModel:
         limits = {"model_max_length": self.tokenizer.model_max_length, **self._positions}
         for name, length in limits.items():
             if not isinstance(length, int | float) or not length >= 1:
-                raise AnalysisError(f"{self.name}: its {name} is {length!r}: give a number of tokens")
+                raise AnalysisError(
+                    f"{self.name}: its {name} is {length!r}: give a number of tokens"
+                )
         longest = min(limits.values())
         # Tokenizers without a limit say so with a number like 1e30.
         return int(longest) if longest < 1e9 else LONGEST_TEXT
@@ -256,11 +295,17 @@ class LoadedModel:
         parameters = getattr(self.model.config, "rope_parameters", None) or {}
         # One for all layers, or one for each type of layers.
         every = [parameters] if "rope_type" in parameters else filter(None, parameters.values())
-        return [each["original_max_position_embeddings"] for each in every if each.get("rope_type") == "longrope"]
+        return [
+            each["original_max_position_embeddings"]
+            for each in every
+            if each.get("rope_type") == "longrope"
+        ]
 
     @cached_property
     def pad_id(self) -> int:
-        """A token id to put after the end of a text; it is masked, so that any id with an embedding will do."""
+        """A token id to put after the end of a text; it is masked, so that any id with an embedding
+        will do.
+        """
         words = embedded_words(self.model)
         for owner in (self.tokenizer, self.model.config):
             index = getattr(owner, "pad_token_id", None)
@@ -278,13 +323,16 @@ class LoadedModel:
         return ids
 
     def token_types(
-        self, ids: Int[Tensor, "utterance token *character"], special: Bool[Tensor, "utterance token"]
+        self,
+        ids: Int[Tensor, "utterance token *character"],
+        special: Bool[Tensor, "utterance token"],
     ) -> Int[Tensor, "utterance token"]:
         """The type of every token, as an index into ``TOKEN_TYPES``.
 
         Args:
             ids: of the tokens; of a word of characters, those of its characters.
-            special: True at tokens that the tokenizer has put around or between texts. Only these are cls and sep.
+            special: True at tokens that the tokenizer has put around or between texts. Only these
+                are cls and sep.
         """
         known = {name: _among(ids, values) for name, values in self._typed_ids.items()}
         leading = special.cumprod(1).bool()
@@ -297,7 +345,9 @@ class LoadedModel:
         return types
 
 
-def _among(ids: Int[Tensor, "utterance token *character"], values: list) -> Bool[Tensor, "utterance token"]:
+def _among(
+    ids: Int[Tensor, "utterance token *character"], values: list
+) -> Bool[Tensor, "utterance token"]:
     """Where a token is one of some ids, or words of characters."""
     if ids.dim() == 2:
         return torch.isin(ids, torch.tensor(values, dtype=ids.dtype, device=ids.device))
@@ -313,7 +363,8 @@ def _punctuation_ids(tokenizer: Tokenizer) -> list:
     return [
         index
         for token, index in tokenizer.get_vocab().items()
-        # Decoding strips the marks of sub-word tokenizers; few tokens hold such a sign, so it is cheap.
+        # Decoding strips the marks of sub-word tokenizers; few tokens hold such a sign, so it is
+        # cheap.
         if PUNCTUATION & set(token) and tokenizer.decode([index]).strip() in PUNCTUATION
     ]
 
@@ -324,7 +375,8 @@ def _refuse_non_finite(loaded: LoadedModel) -> None:
         if not weight.sum().isfinite() and not weight.isfinite().all():
             module = loaded.model.get_submodule(name.rpartition(".")[0])
             raise AnalysisError(
-                f"{loaded.name}: the weights {name} ({_layer_of(loaded, module)}) hold NaN or infinity: "
+                f"{loaded.name}: the weights {name} ({_layer_of(loaded, module)}) hold NaN or "
+                "infinity: "
                 f"repair the checkpoint"
             )
 
@@ -333,12 +385,18 @@ def _layer_of(loaded: LoadedModel, module: nn.Module) -> str:
     for stack, blocks in loaded.stacks.items():
         for layer, block in enumerate(blocks, 1):
             if module in {*block.modules()}:
-                return f"layer {layer}" if len(loaded.stacks) == 1 else f"layer {layer} of the stack {stack.name}"
+                return (
+                    f"layer {layer}"
+                    if len(loaded.stacks) == 1
+                    else f"layer {layer} of the stack {stack.name}"
+                )
     return "outside the blocks"
 
 
 def _refuse_strange_tokens(loaded: LoadedModel) -> None:
-    """A tokenizer that is not the model's would give it ids that mean nothing to it, or that it does not embed."""
+    """A tokenizer that is not the model's would give it ids that mean nothing to it, or that it
+    does not embed.
+    """
     tokenizer = loaded.transcriber or loaded.processor
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         return
@@ -351,10 +409,12 @@ def _refuse_strange_tokens(loaded: LoadedModel) -> None:
     largest = max(ids, default=-1)
     if largest >= words:
         raise AnalysisError(
-            f"{loaded.name}: its tokenizer has token {largest} and its embeddings end at {words - 1}: {remedy}"
+            f"{loaded.name}: its tokenizer has token {largest} and its embeddings end at "
+            f"{words - 1}: {remedy}"
         )
     if len(ids) < words / LEAST_SHARE:
         raise AnalysisError(
-            f"{loaded.name}: its tokenizer, a {type(tokenizer).__name__}, knows {len(ids)} tokens and it embeds "
+            f"{loaded.name}: its tokenizer, a {type(tokenizer).__name__}, knows {len(ids)} tokens "
+            "and it embeds "
             f"{words}: {remedy}, as its save_pretrained writes it"
         )

@@ -73,38 +73,45 @@ def load_model(
     """A model by name, or one that is at hand.
 
     Args:
-        name: a known alias (``minilm``; ``known_models()`` lists them), a folder with ``config.json``,
-            weights and a tokenizer, image processor or feature extractor, or a hub id (``owner/name``). Weights are
-            read from safetensors files, or where there are none from pickles, as tensors and nothing else.
-            An adapter (LoRA and its like) beside the weights of a model is applied to it; one that lies alone, to the
-            model that its ``adapter_config.json`` names; ``MODEL+ADAPTER`` names both.
-            Followed by ``:untrained``, it is the same model with the random weights that its training would start
-            from (transformers' initialisation of its configuration, seed 0; ``minilm:untrained@seed=1`` has another).
-            A model trained here takes settings of its recipe, as in ``digits-vit@steps=50@seed=1``.
-            Or a model of transformers that is at hand, with a head or without, compiled, with adapters or in training:
-            it is measured as it is, in its precision and on its device, and does not change.
+        name: a known alias (``minilm``; ``known_models()`` lists them), a folder with
+            ``config.json``, weights and a tokenizer, image processor or feature extractor, or a hub
+            id (``owner/name``). Weights are read from safetensors files, or where there are none
+            from pickles, as tensors and nothing else. An adapter (LoRA and its like) beside the
+            weights of a model is applied to it; one that lies alone, to the model that its
+            ``adapter_config.json`` names; ``MODEL+ADAPTER`` names both. Followed by ``:untrained``,
+            it is the same model with the random weights that its training would start from
+            (transformers' initialisation of its configuration, seed 0; ``minilm:untrained@seed=1``
+            has another). A model trained here takes settings of its recipe, as in
+            ``digits-vit@steps=50@seed=1``. Or a model of transformers that is at hand, with a head
+            or without, compiled, with adapters or in training: it is measured as it is, in its
+            precision and on its device, and does not change.
         revision: a commit, branch or tag of a model of the hub; an alias has its own.
-        dtype: one of ``DTYPES``, unless the name says it, as in ``NAME@dtype=bfloat16``. ``float64`` tells a small
-            number from rounding; a model in half precision takes half the memory, and what it computes is summed in
-            single precision and then in float64.
+        dtype: one of ``DTYPES``, unless the name says it, as in ``NAME@dtype=bfloat16``.
+            ``float64`` tells a small number from rounding; a model in half precision takes half the
+            memory, and what it computes is summed in single precision and then in float64.
         device: a torch device; by default a GPU where there is one.
-        device_map: for a model that is larger than its device. ``auto`` spreads it over the GPUs; what does not fit
-            there lies in memory, and what does not fit there on disk, until it is used. Or parts of the model by
-            device, as in transformers.
-        processor: of a model that is at hand, its tokenizer, image processor or feature extractor; of another one, the
-            name or folder to read it from where its own has none, or another shall be tried.
-        part: the path of the part that is measured alone, such as ``vision_model``: with it, a model of several towers
-            reads what that part reads. A name says the same as ``NAME@part=vision_model``.
+        device_map: for a model that is larger than its device. ``auto`` spreads it over the GPUs;
+            what does not fit there lies in memory, and what does not fit there on disk, until it is
+            used. Or parts of the model by device, as in transformers.
+        processor: of a model that is at hand, its tokenizer, image processor or feature extractor;
+            of another one, the name or folder to read it from where its own has none, or another
+            shall be tried.
+        part: the path of the part that is measured alone, such as ``vision_model``: with it, a
+            model of several towers reads what that part reads. A name says the same as
+            ``NAME@part=vision_model``.
 
     Raises:
-        AnalysisError: an unknown name, a model that cannot be reached, is of no supported architecture, names code to
-            fetch, has no weights, lacks some, or has weights that are not finite (the layer is named).
+        AnalysisError: an unknown name, a model that cannot be reached, is of no supported
+            architecture, names code to fetch, has no weights, lacks some, or has weights that are
+            not finite (the layer is named).
 
     >>> load_model("minilm").max_length
     512
     """
     if not isinstance(part, str):
-        raise AnalysisError(f"part is {shown(part)}: give the path of a part, such as vision_model, or leave it out")
+        raise AnalysisError(
+            f"part is {shown(part)}: give the path of a part, such as vision_model, or leave it out"
+        )
     if isinstance(name, nn.Module):
         return live_model(name, processor, part)
     sources = "a name of `models`, a hub id, a folder or a model that is at hand"
@@ -113,11 +120,15 @@ def load_model(
         require_text("the revision", revision, "a commit, branch or tag, or leave it out")
     name = _named(str(name), part)
     if not isinstance(processor, str | Path | None):
-        raise AnalysisError(f"{name} is read from files: give the name or folder of its {type(processor).__name__}")
+        raise AnalysisError(
+            f"{name} is read from files: give the name or folder of its {type(processor).__name__}"
+        )
     processor = None if processor is None else str(processor)
     dtype = name.dtype or dtype
     device = checked_options(dtype, device, device_map)
-    return _loaded(name, ModelSpec(name.without_dtype, revision, dtype, device, device_map, processor))
+    return _loaded(
+        name, ModelSpec(name.without_dtype, revision, dtype, device, device_map, processor)
+    )
 
 
 def _named(text: str, part: str) -> ModelName:
@@ -170,13 +181,18 @@ def _loaded(name: ModelName, spec: ModelSpec) -> LoadedModel:
 
 
 def _note_own_code(loaded: LoadedModel, folder: Path, base: str) -> None:
-    """Note code beside the weights, which may compute something else than the class that is measured."""
+    """Note code beside the weights, which may compute something else than the class that is
+    measured.
+    """
     code = own_code(folder)
     if not code or known_model(base):
         return
     made = type(loaded.model)
     package = made.__module__.partition(".")[0]
-    note = "note: %s: the code that its settings name (auto_map: %s) is not run: the %s of %s is measured"
+    note = (
+        "note: %s: the code that its settings name (auto_map: %s) is not run: the %s of %s is "
+        "measured"
+    )
     logging.getLogger(__name__).warning(note, base, ", ".join(code), made.__name__, package)
 
 
@@ -185,7 +201,9 @@ def _move(outermost: nn.Module, model: nn.Module, device: str) -> None:
     if not getattr(outermost, "hf_device_map", None):
         outermost.to(device)
     elif not model._no_split_modules:
-        raise AnalysisError(f"a {type(model).__name__} cannot be spread over devices: leave the device map out")
+        raise AnalysisError(
+            f"a {type(model).__name__} cannot be spread over devices: leave the device map out"
+        )
 
 
 def _read_processors(
@@ -207,7 +225,9 @@ def _read_processors(
         kind = kind_of(model_part(text, model, name.part))
         return read_processor(text, folders, kind, config)
     sounds = read_processor(text, folders, listed.kind, config)
-    return SimpleNamespace(feature_extractor=sounds, tokenizer=read_processor(text, folders, "text"))
+    return SimpleNamespace(
+        feature_extractor=sounds, tokenizer=read_processor(text, folders, "text")
+    )
 
 
 def _note_sentence_transformers(loaded: LoadedModel, folder: Path, name: ModelName) -> None:
@@ -216,7 +236,10 @@ def _note_sentence_transformers(loaded: LoadedModel, folder: Path, name: ModelNa
         return
     steps = left_to_sentence_transformers(folder, loaded.max_length)
     if steps:
-        note = "note: %s: of a text, sentence-transformers would %s; it is read here as transformers reads it"
+        note = (
+            "note: %s: of a text, sentence-transformers would %s; it is read here as "
+            "transformers reads it"
+        )
         logging.getLogger(__name__).warning(note, loaded.name, " and ".join(steps))
 
 
@@ -244,7 +267,10 @@ def checked_options(dtype: str, device: str | None, device_map: object = None) -
     """
     require_choice("the dtype", dtype, DTYPES)
     if device_map not in (None, "auto") and not _is_device_map(device_map):
-        raise AnalysisError(f"the device map is {device_map!r}: give auto, or where each part lies, as in transformers")
+        raise AnalysisError(
+            f"the device map is {device_map!r}: give auto, or where each part lies, as in "
+            "transformers"
+        )
     if device_map is not None:
         require_extra("cluster", "accelerate")
     return devices.usable(device)
@@ -343,7 +369,9 @@ def with_head(loaded: LoadedModel, objective: str) -> transformers.PreTrainedMod
 def _head(loaded: LoadedModel, made: type) -> transformers.PreTrainedModel:
     config, spec = loaded.model.config, loaded.spec
     if spec is None or spec.device_map:
-        raise AnalysisError(f"{loaded.name}: its head is not at hand: give the model with its head, or its name")
+        raise AnalysisError(
+            f"{loaded.name}: its head is not at hand: give the model with its head, or its name"
+        )
     name = ModelName.parse(spec.name)
     if name.untrained:
         headed = _untrained(config, spec.dtype, name.seed or 0, made)
@@ -358,7 +386,9 @@ def _head(loaded: LoadedModel, made: type) -> transformers.PreTrainedModel:
                 **LOCALLY,
             )
         if missing := sorted(info["missing_keys"]):
-            raise AnalysisError(f"{loaded.name} has no weights {missing[0]}: it was saved without its head")
+            raise AnalysisError(
+                f"{loaded.name} has no weights {missing[0]}: it was saved without its head"
+            )
     setattr(headed, headed.base_model_prefix, loaded.model)
     headed.tie_weights()
     return headed.to(loaded.device).eval()
@@ -388,7 +418,8 @@ def _kind(name: str, config: transformers.PreTrainedConfig) -> str:
     made = transformers.MODEL_MAPPING.get(type(config), None)
     if not isinstance(made, type):
         raise AnalysisError(
-            f"{name} is a {config.model_type} model, of which transformers has none without a head: give another model"
+            f"{name} is a {config.model_type} model, of which transformers has none without a "
+            "head: give another model"
         )
     return kind_of(made)
 

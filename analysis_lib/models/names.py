@@ -66,7 +66,8 @@ class ModelName:
         whole, names_part, part = rest.partition(PART)
         if names_part and not part.strip():
             raise AnalysisError(
-                f"{text} names no part: give its path, as in {whole}{PART}vision_model, or leave it out"
+                f"{text} names no part: give its path, as in {whole}{PART}vision_model, or leave "
+                "it out"
             )
         base, _, adapter = whole.rpartition("+")
         # The name of a folder may contain a plus sign.
@@ -118,7 +119,9 @@ def _without_seed(text: str) -> tuple[str, bool, int | None]:
     if not is_seeded:
         return text.removesuffix(UNTRAINED), text.endswith(UNTRAINED), None
     if not SEEDS.fullmatch(seed):
-        raise AnalysisError(f"the seed of {text} is {shown(seed)}: give a whole number of at most 18 digits")
+        raise AnalysisError(
+            f"the seed of {text} is {shown(seed)}: give a whole number of at most 18 digits"
+        )
     return rest, True, int(seed)
 
 
@@ -131,8 +134,10 @@ class KnownModel:
         packages: the packages that hold it, in order.
         form: how its weights lie there, see :mod:`~analysis_lib.models.conversion`.
         repository: where it is on the hub.
-        revision: None where no revision could be pinned: the hub's current one is taken and recorded in ``run.json``.
-        pickled: whether weights published only as a pickle are read, without running any code that it may hold.
+        revision: None where no revision could be pinned: the hub's current one is taken and
+            recorded in ``run.json``.
+        pickled: whether weights published only as a pickle are read, without running any code that
+            it may hold.
     """
 
     description: str
@@ -160,8 +165,8 @@ def _read_known() -> dict[str, KnownModel]:
 
 
 MODELS = _read_known()
-# Seeds of the MultiBERTs whose intermediate checkpoints were published, and their steps in thousands
-# (Sellam et al. 2022, sec. 2).
+# Seeds of the MultiBERTs whose intermediate checkpoints were published, and their steps in
+# thousands (Sellam et al. 2022, sec. 2).
 MULTIBERTS_SEEDS = range(5)
 MULTIBERTS_STEPS = (*range(0, 201, 20), *range(300, 2001, 100))
 
@@ -202,7 +207,9 @@ class Maker:
 
 @cache
 def _makers() -> list[Maker]:
-    """Those of the packages that are installed: the entry points of the group ``analysis_lib.models``."""
+    """Those of the packages that are installed: the entry points of the group
+    ``analysis_lib.models``.
+    """
     return [point.load() for point in entry_points(group="analysis_lib.models")]
 
 
@@ -246,12 +253,14 @@ def known_model(base: str) -> KnownModel | None:
 
 
 def title(name: str) -> str:
-    """The label of a model in figures and sentences: its proper name, or the end of a path or hub id.
+    """The label of a model in figures and sentences: its proper name, or the end of a path or hub
+    id.
 
     Matplotlib leaves labels that begin with ``_`` out of a legend, and typesets text between two
     ``$`` as mathematics.
 
-    >>> title("minilm"), title("models/bert$1"), title("own/_gpt"), title("google/canine-c:untrained")
+    >>> names = "minilm", "models/bert$1", "own/_gpt", "google/canine-c:untrained"
+    >>> tuple(map(title, names))
     ('MiniLM', 'bert_1', 'own/_gpt', 'canine-c, untrained')
     >>> title("minilm+runs/legal"), title("own/clip@part=vision_model")
     ('MiniLM+legal', 'clip (vision_model)')
@@ -294,7 +303,8 @@ def names_to_share(names: Iterable[str]) -> list[str]:
 
     Folders that would end alike keep as many of their last parts as tell them apart.
 
-    >>> names_to_share(["minilm", "/home/someone/bert@dtype=bfloat16", "/data/a/gpt", "/data/b/gpt"])
+    >>> names = ["minilm", "/home/someone/bert@dtype=bfloat16", "/data/a/gpt", "/data/b/gpt"]
+    >>> names_to_share(names)
     ['minilm', 'bert@dtype=bfloat16', 'a/gpt', 'b/gpt']
     """
     names = list(names)

@@ -1,4 +1,6 @@
-"""The outermost model that a user has: it is what runs in a pass, and its body is listened to inside it."""
+"""The outermost model that a user has: it is what runs in a pass, and its body is listened to
+inside it.
+"""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -60,14 +62,18 @@ def answer(
 def _body_output(
     name: str, body: PreTrainedModel, outer: nn.Module, outputs: list[tuple[nn.Module, ModelOutput]]
 ) -> ModelOutput:
-    """What the body gives out; where a head calls the parts of its body one by one, what these give."""
+    """What the body gives out; where a head calls the parts of its body one by one, what these
+    give.
+    """
     ran = [module for module, _ in outputs]
     # A body that runs as a whole ends last.
     last = body if body in ran or not ran else ran[-1]
     if ran.count(last) != 1:
         raise AnalysisError(
-            f"{name}: a pass of its {type(outer).__name__} runs its {type(last).__name__} {ran.count(last)} times, "
-            f"and one time can be measured: give a model that runs it once, or the {type(last).__name__} itself"
+            f"{name}: a pass of its {type(outer).__name__} runs its {type(last).__name__} "
+            f"{ran.count(last)} times, "
+            "and one time can be measured: give a model that runs it once, or the "
+            f"{type(last).__name__} itself"
         )
     given = dict(outputs)
     output = given[last]
@@ -77,13 +83,16 @@ def _body_output(
     return output
 
 
-def _accepted(outer: nn.Module, inputs: Mapping[str, object], predicting: bool) -> dict[str, object]:
+def _accepted(
+    outer: nn.Module, inputs: Mapping[str, object], predicting: bool
+) -> dict[str, object]:
     """The arguments that a model takes, by name, as ``transformers.Trainer`` chooses them."""
     taken = parameters_of(outer)
     accepted = {name: value for name, value in inputs.items() if name in taken or takes_all(taken)}
     base = outer.get_base_model() if hasattr(outer, "get_base_model") else outer
     if not predicting and "logits_to_keep" in parameters_of(base):
-        # Over a large vocabulary, the predictions of all tokens would take more memory than all else.
+        # Over a large vocabulary, the predictions of all tokens would take more memory than all
+        # else.
         accepted["logits_to_keep"] = 1
     return accepted
 

@@ -1,4 +1,6 @@
-"""One pass of a model over a short example: what every module reads and returns, and where it attends."""
+"""One pass of a model over a short example: what every module reads and returns, and where it
+attends.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,8 +25,14 @@ PROBE = "analysis_lib_probe"
 TOKENS = 13
 # The attribute by which transformers marks a model whose hooks collect hidden states.
 _MARK = "_output_capturing_hooks_installed"
-KINDS = {"input_ids": "text", "pixel_values": "image", "input_values": "audio", "input_features": "audio"}
-# How far two tensors that are computed in different ways may differ, as a share of the largest number.
+KINDS = {
+    "input_ids": "text",
+    "pixel_values": "image",
+    "input_values": "audio",
+    "input_features": "audio",
+}
+# How far two tensors that are computed in different ways may differ, as a share of the largest
+# number.
 ROUNDING = 1e-3
 
 
@@ -60,7 +68,9 @@ def is_encoder_decoder(model: PreTrainedModel) -> bool:
 
 
 def example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor | bool]:
-    """A short input: a few tokens, or what the processor of a model makes of an image or a sound."""
+    """A short input: a few tokens, or what the processor of a model makes of an image or a
+    sound.
+    """
     kind = kind_of(model)
     if kind == "text":
         made = _some_tokens(model)
@@ -111,7 +121,9 @@ def _some_tokens(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @dataclass(eq=False)
 class Call:
-    """One attention: a call of transformers' interface, or (``own``) what a module computed by itself."""
+    """One attention: a call of transformers' interface, or (``own``) what a module computed by
+    itself.
+    """
 
     module: nn.Module
     query: Tensor
@@ -121,7 +133,9 @@ class Call:
 
 @dataclass(eq=False)
 class Run:
-    """One run of a module: what it read and returned, and the range of the attention calls inside it."""
+    """One run of a module: what it read and returned, and the range of the attention calls inside
+    it.
+    """
 
     read: Tensor | None
     arguments: dict[str, object]
@@ -205,7 +219,9 @@ def _are_tensors(states: object) -> bool:
 
 
 def traced(model: PreTrainedModel, inputs: Mapping[str, object], **options: object) -> Trace:
-    """One pass of a model; attention through transformers' interface is seen inside :func:`probed`."""
+    """One pass of a model; attention through transformers' interface is seen inside
+    :func:`probed`.
+    """
     trace = Trace(model, inputs)
     with ExitStack() as undo:
         undo.callback(_current.reset, _current.set(trace))
@@ -231,7 +247,12 @@ _current: ContextVar[Trace | None] = ContextVar("_current", default=None)
 
 
 def _traced_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **given: object
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **given: object,
 ) -> tuple[Tensor, None]:
     options = {name: given[name] for name in ("dropout", "scaling", "is_causal") if name in given}
     with ExitStack() as undo:
@@ -275,7 +296,9 @@ def _without_new_hooks(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Inside it a model is in evaluation mode, not compiled, and returns named outputs; then it is as before."""
+    """Inside it a model is in evaluation mode, not compiled, and returns named outputs; then it is
+    as before.
+    """
     with ExitStack() as undo:
         modules = [*model.modules()]
         for module in modules:
@@ -285,7 +308,11 @@ def evaluated(model: nn.Module) -> Iterator[None]:
             if getattr(config, "return_dict", True) is False:
                 _set(undo, config, return_dict=True)
         # In float64, mixtures of experts have no fast implementation.
-        doubles = (part for part in modules if isinstance(part, PreTrainedModel) and part.dtype == torch.float64)
+        doubles = (
+            part
+            for part in modules
+            if isinstance(part, PreTrainedModel) and part.dtype == torch.float64
+        )
         if (double := next(doubles, None)) is not None:
             undo.callback(double.set_experts_implementation, double.get_experts_implementation())
             double.set_experts_implementation("eager")

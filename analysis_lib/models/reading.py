@@ -1,4 +1,6 @@
-"""Around code of other libraries that reads a model's folder: nothing but the folder, and each defect in one line."""
+"""Around code of other libraries that reads a model's folder: nothing but the folder, and each
+defect in one line.
+"""
 
 import json
 import logging
@@ -17,16 +19,18 @@ from analysis_lib.errors import AnalysisError, what_failed
 # Of every call that reads files: nothing from elsewhere, and no code that lies beside the weights.
 LOCALLY = {"local_files_only": True, "trust_remote_code": False}
 
-# transformers switches parts of itself off while it builds a model, and two threads at once (as in a Dask worker) leave
-# them off: the next model with tied weights would lack some.
+# transformers switches parts of itself off while it builds a model, and two threads at once (as in
+# a Dask worker) leave them off: the next model with tied weights would lack some.
 ALONE = threading.Lock()
 
 
 @contextmanager
 def reading(fault: str, folder: Path) -> Iterator[None]:
-    """Around code of other libraries that reads a model: their errors become one line, on a defect of the folder.
+    """Around code of other libraries that reads a model: their errors become one line, on a defect
+    of the folder.
 
-    This is the one border at which errors of transformers, safetensors, tokenizers and peft are translated.
+    This is the one border at which errors of transformers, safetensors, tokenizers and peft are
+    translated.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -34,7 +38,9 @@ def reading(fault: str, folder: Path) -> Iterator[None]:
     for path in folder.iterdir():
         # A pipe would be waited for for ever.
         if not path.is_file() and not path.is_dir():
-            raise AnalysisError(f"{path} is no regular file, or leads nowhere: copy the model again")
+            raise AnalysisError(
+                f"{path} is no regular file, or leads nowhere: copy the model again"
+            )
     try:
         with ALONE:
             yield

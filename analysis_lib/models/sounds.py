@@ -1,7 +1,8 @@
-"""What a processor makes of a sound that is shorter or longer than the model reads at once, and what vectors stand for.
+"""What a processor makes of a sound that is shorter or longer than the model reads at once, and
+what vectors stand for.
 
-Some processors, such as those of Whisper and AST, pad every sound to one length and cut it there, without a warning.
-Giving them sounds shows what they do; names of models play no part.
+Some processors, such as those of Whisper and AST, pad every sound to one length and cut it there,
+without a warning. Giving them sounds shows what they do; names of models play no part.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,8 @@ from analysis_lib.models.devices import device_of
 from analysis_lib.models.loaded import LoadedModel
 from analysis_lib.models.probe import evaluated
 
-# In seconds: two sounds that every processor reads, and of which the second has so many frames more that the time
-# between two frames follows.
+# In seconds: two sounds that every processor reads, and of which the second has so many frames more
+# that the time between two frames follows.
 SHORT, LONGER = 0.1, 0.2
 # What is added to frames to see which vectors change, in any precision.
 CHANGE = 16.0
@@ -38,7 +39,8 @@ class Window:
         frames: how many numbers, or steps of a spectrogram, it makes of a sound.
         axis: along which they lie.
         hop: how many samples lie between the beginnings of two of them.
-        least: how many samples of a sound, from its beginning on, make a frame; with fewer, padding stands there.
+        least: how many samples of a sound, from its beginning on, make a frame; with fewer, padding
+            stands there.
     """
 
     frames: int
@@ -54,7 +56,8 @@ class Window:
 
 @lru_cache(maxsize=16)
 def window_of(processor: Callable) -> Window | None:
-    """The window of a processor; None where longer sounds give it more to read, or it repeats short ones.
+    """The window of a processor; None where longer sounds give it more to read, or it repeats short
+    ones.
 
     It pads with frames that are all alike, which those of noise are not.
     """
@@ -116,7 +119,8 @@ class Steps:
         rows: how many vectors begin together, one in each band of frequencies.
         by_row: whether the vectors of a band follow one another, and not those that begin together.
         leading: how many vectors before them stand for no stretch of the sound.
-        least: how many samples of the sound, from there on, a vector needs so as not to stand for padding alone.
+        least: how many samples of the sound, from there on, a vector needs so as not to stand for
+            padding alone.
     """
 
     samples: int
@@ -137,7 +141,8 @@ class Steps:
 def steps_of(loaded: LoadedModel) -> Steps | None:
     """The steps of the vectors of a model whose processor has a window; None where it has none.
 
-    More and more of the first frames are changed, to see which vectors change that the first block reads.
+    More and more of the first frames are changed, to see which vectors change that the first block
+    reads.
 
     Raises:
         AnalysisError: the vectors do not follow one another in time.
@@ -152,7 +157,9 @@ def _steps(loaded: LoadedModel, window: Window) -> Steps:
     rate = loaded.processor.sampling_rate
     silence = np.zeros(int(LONGER * rate), np.float32)
     made = loaded.processor(silence, sampling_rate=rate, return_tensors="pt")
-    inputs = {name: torch.as_tensor(values).to(device_of(loaded.model)) for name, values in made.items()}
+    inputs = {
+        name: torch.as_tensor(values).to(device_of(loaded.model)) for name, values in made.items()
+    }
     name, frames = next(iter(inputs.items()))
     frames = frames.to(loaded.model.dtype)
     block = next(iter(loaded.stacks.values()))[0]
@@ -172,7 +179,12 @@ def _steps(loaded: LoadedModel, window: Window) -> Steps:
         second = _more(changing, 1, len(first), window.frames)
         if second is None:
             # The whole window is one step.
-            return Steps(window.samples, max(1, len(first)), leading=min(first, default=0), least=window.least)
+            return Steps(
+                window.samples,
+                max(1, len(first)),
+                leading=min(first, default=0),
+                least=window.least,
+            )
         after_second = changing(second)
         third = _more(changing, second, len(after_second), window.frames)
         after_third = after_second if third is None else changing(third)
@@ -185,7 +197,8 @@ def _steps(loaded: LoadedModel, window: Window) -> Steps:
     else:
         reader, seconds = type(loaded.processor).__name__, window.samples / rate
         raise AnalysisError(
-            f"{loaded.name}: its {reader} pads every sound to {seconds:g} seconds, and which vectors stand for padding "
+            f"{loaded.name}: its {reader} pads every sound to {seconds:g} seconds, and which "
+            "vectors stand for padding "
             f"cannot be told: give another model"
         )
     by_row = len(in_second) > 1 and in_second[1] - in_second[0] > 1
@@ -199,7 +212,9 @@ def _follow_evenly(vectors: Sequence[int], later: Sequence[int]) -> bool:
 
 
 def _more(changing: Callable[[int], list[int]], after: int, known: int, most: int) -> int | None:
-    """The least number of changed frames, above ``after``, that changes more than ``known`` vectors."""
+    """The least number of changed frames, above ``after``, that changes more than ``known``
+    vectors.
+    """
     low, high = after, min(2 * after, most)
     while len(changing(high)) <= known:
         if high == most:

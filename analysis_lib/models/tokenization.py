@@ -1,4 +1,6 @@
-"""Texts and pairs of texts as a model reads them: what its tokenizer gives, and which tokens it put around them."""
+"""Texts and pairs of texts as a model reads them: what its tokenizer gives, and which tokens it put
+around them.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,10 +38,10 @@ class Encoded:
     """A text or a pair of texts, or a part of one, in tokens.
 
     Attributes:
-        columns: what the model reads of each token, by the name of its argument: ``input_ids``, and whatever else the
-            tokenizer gives, such as ``token_type_ids``.
-        special: of each token, whether the tokenizer has put it around or between the texts. A special token that is
-            spelt out in a text is a token of that text.
+        columns: what the model reads of each token, by the name of its argument: ``input_ids``, and
+            whatever else the tokenizer gives, such as ``token_type_ids``.
+        special: of each token, whether the tokenizer has put it around or between the texts. A
+            special token that is spelt out in a text is a token of that text.
     """
 
     columns: Mapping[str, Sequence]
@@ -55,8 +57,12 @@ class Encoded:
 
     @property
     def body(self) -> range:
-        """The indices between the special tokens that frame a text; the separator of a pair is among them."""
-        before, after = (len([*takewhile(bool, marks)]) for marks in (self.special, reversed(self.special)))
+        """The indices between the special tokens that frame a text; the separator of a pair is
+        among them.
+        """
+        before, after = (
+            len([*takewhile(bool, marks)]) for marks in (self.special, reversed(self.special))
+        )
         return range(before, max(before, len(self) - after))
 
     def take(self, indices: Sequence[int]) -> "Encoded":
@@ -77,7 +83,9 @@ class Encoded:
         return [self.take([*before, *part, *after]) for part in parts]
 
     def beginning(self, length: int) -> "Encoded":
-        """The first ``length`` tokens with their frame; of a pair, the longer text loses its end first."""
+        """The first ``length`` tokens with their frame; of a pair, the longer text loses its end
+        first.
+        """
         if len(self) <= length:
             return self
         runs: list[list[int]] = [[]]
@@ -95,7 +103,9 @@ class Encoded:
             if len(runs[0]) > len(runs[1]):
                 sizes.reverse()
         kept = {*chain(*(run[:size] for run, size in zip(runs, sizes, strict=True)))}
-        return self.take([index for index, special in enumerate(self.special) if special or index in kept])
+        return self.take(
+            [index for index, special in enumerate(self.special) if special or index in kept]
+        )
 
 
 def encoded(
@@ -106,12 +116,13 @@ def encoded(
     Args:
         name: of the model, for errors.
         length: how many tokens the model reads at once.
-        cut: whether no more than that is read of each, so that what comes long after need not be tokenised: then
-            ``beginning(length)`` is that of the whole, but what is given may end before.
+        cut: whether no more than that is read of each, so that what comes long after need not be
+            tokenised: then ``beginning(length)`` is that of the whole, but what is given may end
+                before.
 
     Raises:
-        AnalysisError: the tokenizer cannot read a text, puts nothing between the texts of a pair, or leaves no room for
-            a text.
+        AnalysisError: the tokenizer cannot read a text, puts nothing between the texts of a pair,
+            or leaves no room for a text.
     """
     pairs = isinstance(texts[0], Pair)
     sides = [[*side] for side in zip(*texts, strict=True)] if pairs else [[*texts]]
@@ -121,7 +132,9 @@ def encoded(
     elif cut:
         sides = [[_long_enough(name, tokenizer, text, length) for text in sides[0]]]
     if (letters := max(map(len, chain.from_iterable(sides)))) > MANY_LETTERS:
-        logging.getLogger(__name__).warning("note: %s: a text of %d letters takes a while to tokenise", name, letters)
+        logging.getLogger(__name__).warning(
+            "note: %s: a text of %d letters takes a while to tokenise", name, letters
+        )
     with _readable(name):
         columns = dict(tokenizer(*sides, return_special_tokens_mask=True))
         alone = sum(tokenizer(sides[0][0], return_special_tokens_mask=True)["special_tokens_mask"])
@@ -130,12 +143,14 @@ def encoded(
     columns.pop("attention_mask", None)
     if pairs and sum(special[0]) <= alone:
         raise AnalysisError(
-            f"{name}: its tokenizer puts nothing between the texts of a pair: give a model whose tokenizer does"
+            f"{name}: its tokenizer puts nothing between the texts of a pair: give a model whose "
+            "tokenizer does"
         )
     most = max(map(sum, special))
     if most >= length:
         raise AnalysisError(
-            f"{name} reads {length} tokens at once, and its tokenizer puts {most} around a text: mend the length in "
+            f"{name} reads {length} tokens at once, and its tokenizer puts {most} around a text: "
+            "mend the length in "
             f"its tokenizer_config.json"
         )
     every = []
@@ -151,7 +166,8 @@ def _readable(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise AnalysisError(
-            f"{name}: its tokenizer cannot read these texts ({error}): give text that it knows, or a tokenizer with an "
+            f"{name}: its tokenizer cannot read these texts ({error}): give text that it knows, or "
+            "a tokenizer with an "
             f"unknown token"
         ) from error
 
@@ -159,17 +175,18 @@ def _readable(name: str) -> Iterator[None]:
 def _long_enough(name: str, tokenizer: Tokenizer, text: str, length: int) -> str:
     """A text, or so much of its beginning that the first ``length`` tokens are those of the whole.
 
-    Where a text ends changes how the last few of its tokens are made, and no others: as many again are left after those
-    that are read, and a word is not cut in two.
+    Where a text ends changes how the last few of its tokens are made, and no others: as many again
+    are left after those that are read, and a word is not cut in two.
     """
     return _begun(name, tokenizer, text, 2 * length)
 
 
 def _long_enough_pair(name: str, tokenizer: Tokenizer, pair: Pair, length: int) -> Pair:
-    """A pair, or so much of the beginning of its texts that the first ``length`` tokens are those of the whole.
+    """A pair, or so much of the beginning of its texts that the first ``length`` tokens are those
+    of the whole.
 
-    Where both texts lose their ends, and there is room for an odd number of tokens, the longer one has one more: then
-    as much is tokenised as tells which one that is.
+    Where both texts lose their ends, and there is room for an odd number of tokens, the longer one
+    has one more: then as much is tokenised as tells which one that is.
     """
     least = 2 * length
     while True:
@@ -226,7 +243,11 @@ def padded(texts: Sequence[Mapping[str, Sequence]], pad: int) -> dict[str, Tenso
     for name in texts[0]:
         parts = [text[name] for text in texts]
         # Of all texts at once: a tensor of each takes as long as all else that is done here.
-        values = torch.cat(parts) if isinstance(parts[0], Tensor) else torch.tensor([*chain.from_iterable(parts)])
+        values = (
+            torch.cat(parts)
+            if isinstance(parts[0], Tensor)
+            else torch.tensor([*chain.from_iterable(parts)])
+        )
         filler = pad if name == "input_ids" else 0
         arguments[name] = values.new_full((*mask.shape, *values.shape[1:]), filler)
         arguments[name][mask] = values

@@ -1,4 +1,5 @@
-"""Mathematics as MathML, which browsers set by themselves: a page brings no script and no font for it.
+"""Mathematics as MathML, which browsers set by themselves: a page brings no script and no font for
+it.
 
 A Sphinx extension (``_config.yml`` names it).
 """
@@ -16,7 +17,9 @@ from sphinx.writers.html5 import HTML5Translator
 UNKNOWN = re.compile(r">\s*(\\\w+|&)\s*<")
 
 
-def _visitor(display: str, element: str, **attributes: str) -> Callable[[HTML5Translator, nodes.Element], None]:
+def _visitor(
+    display: str, element: str, **attributes: str
+) -> Callable[[HTML5Translator, nodes.Element], None]:
     def visit(writer: HTML5Translator, node: nodes.Element) -> None:
         try:
             converted = convert(node.astext(), display=display)
@@ -24,10 +27,18 @@ def _visitor(display: str, element: str, **attributes: str) -> Callable[[HTML5Tr
         except Exception as error:  # Each kind of mistake has a class of its own.
             converted, problem = "", f"{type(error).__name__} {error}"
         if problem:
-            logging.getLogger(__name__).warning("a formula cannot be set: %s", problem, location=node)
+            logging.getLogger(__name__).warning(
+                "a formula cannot be set: %s", problem, location=node
+            )
         # A bar that stands alone is no taller than what it stands beside.
-        converted = re.sub(r"<mo>(&#x02016;|&#x0007C;)</mo>", r'<mo stretchy="false">\1</mo>', converted)
-        writer.body.append(writer.starttag(node, element, "", CLASS="math", **attributes) + converted + f"</{element}>")
+        converted = re.sub(
+            r"<mo>(&#x02016;|&#x0007C;)</mo>", r'<mo stretchy="false">\1</mo>', converted
+        )
+        writer.body.append(
+            writer.starttag(node, element, "", CLASS="math", **attributes)
+            + converted
+            + f"</{element}>"
+        )
         raise nodes.SkipNode
 
     return visit

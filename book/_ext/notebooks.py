@@ -1,8 +1,10 @@
-"""Executed notebooks as pages: what was found at the top, figures with their files, how the page was made at the end.
+"""Executed notebooks as pages: what was found at the top, figures with their files, how the page
+was made at the end.
 
-A Sphinx extension (``_config.yml`` names it). The cell tagged ``found`` computes what was found; its text stands under
-the title, with the figure of the cell tagged ``lead``, or the first one. The parameters are shown as they ran. Sliders
-and views become figures with numbers. What is downloaded has no outputs.
+A Sphinx extension (``_config.yml`` names it). The cell tagged ``found`` computes what was found;
+its text stands under the title, with the figure of the cell tagged ``lead``, or the first one. The
+parameters are shown as they ran. Sliders and views become figures with numbers. What is downloaded
+has no outputs.
 """
 
 import base64
@@ -32,10 +34,14 @@ from analysis_book.figures.view import SCRIPT, vega
 # The endings of the files of a figure, by the kind of an output.
 KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
 # Of what moves, a slider or a view, as analysis_book.figures draws it.
-MOVING = re.compile(r'<figure id="(?P<name>[^"]+)" class="(?P<kind>slider|view)">(?P<inner>.*)</figure>', re.DOTALL)
+MOVING = re.compile(
+    r'<figure id="(?P<name>[^"]+)" class="(?P<kind>slider|view)">(?P<inner>.*)</figure>', re.DOTALL
+)
 TABLE = re.compile(r'<script class="table" type="application/json" data-key="(\w+)">.*?</script>')
 CAPTION = re.compile(r"<figcaption[^>]*>(?P<caption>.*?)</figcaption>", re.DOTALL)
-FRAME = re.compile(r'<img src="data:image/(?P<ending>png|svg)[^,]*;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"')
+FRAME = re.compile(
+    r'<img src="data:image/(?P<ending>png|svg)[^,]*;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"'
+)
 FIGURES = Path("_static", "figures")
 FOUND = """\
 :::::{{admonition}} Finding
@@ -61,12 +67,14 @@ has the versions.
 {inputs}
 
 ::::
-"""
+"""  # noqa: E501
 
 
 @dataclass
 class Drawn:
-    """A numbered figure: what it says, what is drawn, by the ending of a file its content, and if it leads its page."""
+    """A numbered figure: what it says, what is drawn, by the ending of a file its content, and if
+    it leads its page.
+    """
 
     caption: str
     alt: str
@@ -84,7 +92,10 @@ def keep(environment: BuildEnvironment, file: Path, content: bytes) -> str:
 
 def executed(environment: BuildEnvironment) -> dict[str, Path]:
     """The notebooks by the names of their pages, in the order of the table of contents."""
-    paths = {name: Path(environment.srcdir, f"{name}.ipynb") for name in environment.config.external_site_map}
+    paths = {
+        name: Path(environment.srcdir, f"{name}.ipynb")
+        for name in environment.config.external_site_map
+    }
     return {name: path for name, path in paths.items() if path.is_file()}
 
 
@@ -100,10 +111,16 @@ def finding(notebook: NotebookNode) -> str:
 
 
 def figures(notebook: NotebookNode) -> dict[str, Drawn]:
-    """The numbered figures of an executed notebook by their names; of a slider, the frame that it begins with."""
+    """The numbered figures of an executed notebook by their names; of a slider, the frame that it
+    begins with.
+    """
     found, leading = {}, tagged(notebook, "lead")
     for cell in notebook.cells:
-        shown = {kind: text for output in cell.get("outputs", ()) for kind, text in output.get("data", {}).items()}
+        shown = {
+            kind: text
+            for output in cell.get("outputs", ())
+            for kind, text in output.get("data", {}).items()
+        }
         files = {ending: shown[kind].encode() for kind, ending in KINDS.items() if kind in shown}
         if "png" in files:
             files["png"] = base64.b64decode(files["png"])
@@ -111,13 +128,20 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
         if moving := MOVING.search(shown.get("text/html", "")):
             *_, last = FRAME.finditer(moving["inner"])
             # A caption in HTML is no markdown, which those of other figures are.
-            words = plain(html.unescape(CAPTION.search(moving["inner"])["caption"])), html.unescape(last["alt"])
+            words = (
+                plain(html.unescape(CAPTION.search(moving["inner"])["caption"])),
+                html.unescape(last["alt"]),
+            )
             files["png"] = (
-                base64.b64decode(last["picture"]) if last["ending"] == "png" else _png(shown["image/svg+xml"])
+                base64.b64decode(last["picture"])
+                if last["ending"] == "png"
+                else _png(shown["image/svg+xml"])
             )
             found[moving["name"]] = Drawn(*words, cell in leading, files)
         elif (name := about.get("figure", {}).get("name")) and files:
-            found[name] = Drawn(about["figure"]["caption"], about["image"]["alt"], cell in leading, files)
+            found[name] = Drawn(
+                about["figure"]["caption"], about["image"]["alt"], cell in leading, files
+            )
     return found
 
 
@@ -144,12 +168,16 @@ def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
     notebook = nbformat.reads(source[0], 4)
     if text := finding(notebook):
         # Within the first cell: what comes after it is counted by others.
-        notebook.cells[0].source += "\n\n" + FOUND.format(text=text, picture=lead(app.env, notebook))
+        notebook.cells[0].source += "\n\n" + FOUND.format(
+            text=text, picture=lead(app.env, notebook)
+        )
         for cell in tagged(notebook, "found"):
             cell.outputs = []
     _show_parameters(notebook)
     notebook.cells.append(nbformat.v4.new_markdown_cell(_how(name, notebook)))
-    for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())):
+    for data in (
+        output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())
+    ):
         data.pop("text/csv", None)
         if "image/svg+xml" in data:
             data.pop("text/html" if "image/png" in data else "image/svg+xml", None)
@@ -158,13 +186,17 @@ def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def _show_parameters(notebook: NotebookNode) -> None:
-    """Write the values that ran into the cell of the parameters, and take out the cell that changed them."""
+    """Write the values that ran into the cell of the parameters, and take out the cell that changed
+    them.
+    """
     injected = tagged(notebook, "injected-parameters")
     notebook.cells = [cell for cell in notebook.cells if cell not in injected]
     cell = parameters_cell(notebook)
     for key, value in notebook.metadata["analysis_lib"]["parameters"].items():
         line = re.compile(rf"^({key}(?:: \w+)? = )(?:\[[^\]]*\]|\"[^\"]*\"|[^\s#]+)", re.MULTILINE)
-        shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str | list) else repr(value)
+        shown = (
+            json.dumps(value, ensure_ascii=False) if isinstance(value, str | list) else repr(value)
+        )
         cell.source = line.sub(lambda found, shown=shown: found[1] + shown, cell.source, count=1)
 
 
@@ -178,26 +210,41 @@ def _how(name: str, notebook: NotebookNode) -> str:
         seconds=record["seconds"],
         finished=record["finished"][:16].replace("T", " ") + " UTC",
         key=record["key"][:12],
-        inputs="\n".join(f"- {plain(what)}: {code(content)}" for what, content in record["inputs"].items()),
+        inputs="\n".join(
+            f"- {plain(what)}: {code(content)}" for what, content in record["inputs"].items()
+        ),
     )
 
 
 def _add_files(app: Sphinx, page: nodes.document) -> None:
-    """Show each figure from its file, and below its caption all files: picture as PNG and SVG, table as CSV."""
+    """Show each figure from its file, and below its caption all files: picture as PNG and SVG,
+    table as CSV.
+    """
     path = Path(app.env.doc2path(app.env.docname))
     found = figures(read_notebook(path)) if path.suffix == ".ipynb" else {}
     for node in page.findall(nodes.figure):
         for name in {*node["names"]} & found.keys():
-            kept = {e: keep(app.env, FIGURES / f"{name}.{e}", content) for e, content in found[name].files.items()}
-            links = [f'<a href="{address}" download>{ending.upper()}</a>' for ending, address in kept.items()]
-            node += nodes.legend("", nodes.raw("", f'<p class="files">{" · ".join(links)}</p>', format="html"))
+            kept = {
+                e: keep(app.env, FIGURES / f"{name}.{e}", content)
+                for e, content in found[name].files.items()
+            }
+            links = [
+                f'<a href="{address}" download>{ending.upper()}</a>'
+                for ending, address in kept.items()
+            ]
+            node += nodes.legend(
+                "", nodes.raw("", f'<p class="files">{" · ".join(links)}</p>', format="html")
+            )
             for image in list(node.findall(nodes.image)):
-                shown = SHOWN.format(address=kept.get("svg", kept["png"]), alt=html.escape(image["alt"]))
+                shown = SHOWN.format(
+                    address=kept.get("svg", kept["png"]), alt=html.escape(image["alt"])
+                )
                 image.replace_self(nodes.raw("", shown, format="html"))
 
 
 class Moving(SphinxTransform):
-    """Put what moves, which a notebook shows as HTML, into a figure of the page, before labels are collected.
+    """Put what moves, which a notebook shows as HTML, into a figure of the page, before labels are
+    collected.
 
     Its scripts are those of the site, and a table that several views share stands on the page once.
     """
@@ -208,24 +255,42 @@ class Moving(SphinxTransform):
         tables: set[str] = set()
         for node in list(self.document.findall(nodes.raw)):
             if moving := MOVING.search(node.astext()):
-                name, caption = moving["name"], html.unescape(CAPTION.search(moving["inner"])["caption"])
+                name, caption = (
+                    moving["name"],
+                    html.unescape(CAPTION.search(moving["inner"])["caption"]),
+                )
                 caption, inner = nodes.caption("", caption), CAPTION.sub("", moving["inner"])
-                inner = TABLE.sub(lambda found: "" if found[1] in tables else tables.add(found[1]) or found[0], inner)
-                inner = nodes.raw("", FRAME.sub(partial(self._filed, name, itertools.count()), inner), format="html")
-                figure = nodes.figure("", inner, caption, ids=[name], names=[name], classes=[moving["kind"]])
+                inner = TABLE.sub(
+                    lambda found: "" if found[1] in tables else tables.add(found[1]) or found[0],
+                    inner,
+                )
+                inner = nodes.raw(
+                    "",
+                    FRAME.sub(partial(self._filed, name, itertools.count()), inner),
+                    format="html",
+                )
+                figure = nodes.figure(
+                    "", inner, caption, ids=[name], names=[name], classes=[moving["kind"]]
+                )
                 self.document.note_explicit_target(figure)
                 node.replace_self(figure)
 
     def _filed(self, name: str, numbers: Iterator[int], frame: re.Match) -> str:
-        """The frame in a file, which a browser asks for when it is to be shown; that of a view is for paper, too."""
+        """The frame in a file, which a browser asks for when it is to be shown; that of a view is
+        for paper, too.
+        """
         file = Path("_static", "frames", f"{name}-{next(numbers)}.{frame['ending']}")
         address = keep(self.env, file, base64.b64decode(frame["picture"]))
         when = "lazy" if frame["ending"] == "png" else "eager"
         return f'<img loading="{when}" src="{address}" alt="{frame["alt"]}"'
 
 
-def _add_scripts(app: Sphinx, name: str, template: str, context: dict, page: nodes.document | None) -> None:
-    """Vega, and what brings views to life, for the pages that have a view: two files of the site."""
+def _add_scripts(
+    app: Sphinx, name: str, template: str, context: dict, page: nodes.document | None
+) -> None:
+    """Vega, and what brings views to life, for the pages that have a view: two files of the
+    site.
+    """
     if 'class="table" type="application/json"' in context.get("body", ""):
         for file, text in (("vega.min.js", vega()), ("views.js", SCRIPT)):
             path = app.outdir / "_static" / file
@@ -235,7 +300,8 @@ def _add_scripts(app: Sphinx, name: str, template: str, context: dict, page: nod
 
 
 def _write_downloads(app: Sphinx, error: Exception | None) -> None:
-    """Take the outputs from the notebooks for download, and write each once more, as a script that saves it.
+    """Take the outputs from the notebooks for download, and write each once more, as a script that
+    saves it.
 
     ``book/_static/download.js`` says why.
     """
@@ -248,7 +314,9 @@ def _write_downloads(app: Sphinx, error: Exception | None) -> None:
                 cell.outputs, cell.execution_count = [], None
         nbformat.write(notebook, path)
         arguments = map(json.dumps, (path.name, path.read_text(encoding="utf-8")))
-        path.with_name(f"{path.name}.js").write_text(f"saveNotebook({', '.join(arguments)});\n", encoding="utf-8")
+        path.with_name(f"{path.name}.js").write_text(
+            f"saveNotebook({', '.join(arguments)});\n", encoding="utf-8"
+        )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

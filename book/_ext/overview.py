@@ -1,9 +1,9 @@
 """What all pages say, on one: findings, figures, and how each notebook was executed.
 
-A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card; ``{findings} PART``
-what each page of a part found; ``{cone}`` is a cone to play with; ``{gallery}`` has all figures; ``{models}`` the
-models that were measured, and ``{architectures}`` those that can be; ``{execution-status}`` when and with what each
-notebook was executed.
+A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card;
+``{findings} PART`` what each page of a part found; ``{cone}`` is a cone to play with; ``{gallery}``
+has all figures; ``{models}`` the models that were measured, and ``{architectures}`` those that can
+be; ``{execution-status}`` when and with what each notebook was executed.
 """
 
 import importlib.metadata
@@ -36,7 +36,10 @@ CARD = """\
 """
 # What pip is asked for beside the library, to have the book.
 EXTRAS = ("adapters", "book", "cluster", "packages")
-PRETRAINED = "a {} of {num_hidden_layers} layers, {num_attention_heads} heads, width {hidden_size}, pretrained here"
+PRETRAINED = (
+    "a {} of {num_hidden_layers} layers, {num_attention_heads} heads, width "
+    "{hidden_size}, pretrained here"
+)
 # Proper names of what is pretrained here.
 FAMILIES = {"bert": "BERT", "modernbert": "ModernBERT"}
 THUMBNAIL = """\
@@ -61,7 +64,9 @@ class Finding(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         notebook = read_notebook(Path(self.env.srcdir, f"{self.arguments[0]}.ipynb"))
         heading = notebook.cells[0].source.splitlines()[0].removeprefix("# ")
-        return self.parse_text_to_nodes(CARD.format(title=heading, page=self.arguments[0], text=finding(notebook)))
+        return self.parse_text_to_nodes(
+            CARD.format(title=heading, page=self.arguments[0], text=finding(notebook))
+        )
 
 
 class Findings(SphinxDirective):
@@ -71,8 +76,12 @@ class Findings(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         part = [name for name in executed(self.env) if name.startswith(f"{self.arguments[0]}/")]
-        said = {name: finding(read_notebook(Path(self.env.srcdir, f"{name}.ipynb"))) for name in part}
-        return self.parse_text_to_nodes("\n".join(f"- **{{doc}}`/{name}`** {text}" for name, text in said.items()))
+        said = {
+            name: finding(read_notebook(Path(self.env.srcdir, f"{name}.ipynb"))) for name in part
+        }
+        return self.parse_text_to_nodes(
+            "\n".join(f"- **{{doc}}`/{name}`** {text}" for name, text in said.items())
+        )
 
 
 class Cone(SphinxDirective):
@@ -97,7 +106,12 @@ class Gallery(SphinxDirective):
                 address = keep(self.env, FIGURES / f"{name}.{ending}", drawn.files[ending])
                 cards.append(THUMBNAIL.format(name=name, address=address, caption=drawn.caption))
             if cards:
-                sections += [f"**{{doc}}`{page}`**\n", "::::{grid} 1 2 3 3\n:gutter: 2\n", *cards, "::::\n"]
+                sections += [
+                    f"**{{doc}}`{page}`**\n",
+                    "::::{grid} 1 2 3 3\n:gutter: 2\n",
+                    *cards,
+                    "::::\n",
+                ]
         return self.parse_text_to_nodes("\n".join(sections))
 
 
@@ -105,9 +119,19 @@ class Models(SphinxDirective):
     """The models that the numbers come from, as a table."""
 
     def run(self) -> list[nodes.Node]:
-        given = [read_notebook(path).metadata["analysis_lib"]["parameters"] for path in executed(self.env).values()]
-        values = [v for one in given for name, v in one.items() if re.fullmatch(r"(\w+_)?models?|beside|runs", name)]
-        names = dict.fromkeys(name for value in values for name in ([value] if isinstance(value, str) else value))
+        given = [
+            read_notebook(path).metadata["analysis_lib"]["parameters"]
+            for path in executed(self.env).values()
+        ]
+        values = [
+            v
+            for one in given
+            for name, v in one.items()
+            if re.fullmatch(r"(\w+_)?models?|beside|runs", name)
+        ]
+        names = dict.fromkeys(
+            name for value in values for name in ([value] if isinstance(value, str) else value)
+        )
         known, lines = known_models(), ["| model | what it is |", "|:---|:---|"]
         kept = data_directory() / "measurements"
         for name in names:
@@ -115,7 +139,9 @@ class Models(SphinxDirective):
                 what = PRETRAINED.format(FAMILIES[run.model_type], **run.configuration)
                 lines.append(f"| {plain(name)} | {what} |")
             # Not the small models of the book, nor measurements that are no models.
-            elif name.partition("@")[0] not in RECIPES and (name in known or not (kept / name).exists()):
+            elif name.partition("@")[0] not in RECIPES and (
+                name in known or not (kept / name).exists()
+            ):
                 what = known.get(name, name).partition(": ")[2] or name
                 lines.append(f"| {plain(title(name))} | {plain(what)} |")
         return self.parse_text_to_nodes("\n".join(lines))
@@ -142,19 +168,43 @@ class ExecutionStatus(SphinxDirective):
         rows = []
         for page, path in executed(self.env).items():
             record = read_notebook(path).metadata["analysis_lib"]
-            values = ", ".join(code(f"{name} = {value!r}") for name, value in record["parameters"].items())
-            when = f"{record['seconds']:.0f}", record["finished"][:16].replace("T", " "), record["key"][:12]
+            values = ", ".join(
+                code(f"{name} = {value!r}") for name, value in record["parameters"].items()
+            )
+            when = (
+                f"{record['seconds']:.0f}",
+                record["finished"][:16].replace("T", " "),
+                record["key"][:12],
+            )
             rows.append((f"{{doc}}`{page}`", values or "none", *when))
         columns = ["notebook", "parameters", "seconds", "finished (UTC)", "key"]
         wanted = map(Requirement, importlib.metadata.requires("analysis_lib") or [])
-        names = sorted({requirement.name for requirement in wanted if _is_used(requirement)}, key=str.lower)
-        versions = pd.DataFrame({"package": names, "version": map(importlib.metadata.version, names)})
-        tables = (
-            Table(pd.DataFrame(rows, columns=columns), "tab-status", "Executed notebooks", markup=columns[:2]),
-            Table(versions, "tab-versions", "Versions of the packages on which the library and the book depend"),
+        names = sorted(
+            {requirement.name for requirement in wanted if _is_used(requirement)}, key=str.lower
         )
-        where = f"They ran on Python {platform.python_version()}, {platform.system()} on {platform.machine()}."
-        return self.parse_text_to_nodes("\n\n".join([where, *(table._repr_markdown_() for table in tables)]))
+        versions = pd.DataFrame(
+            {"package": names, "version": map(importlib.metadata.version, names)}
+        )
+        tables = (
+            Table(
+                pd.DataFrame(rows, columns=columns),
+                "tab-status",
+                "Executed notebooks",
+                markup=columns[:2],
+            ),
+            Table(
+                versions,
+                "tab-versions",
+                "Versions of the packages on which the library and the book depend",
+            ),
+        )
+        where = (
+            f"They ran on Python {platform.python_version()}, {platform.system()} on "
+            f"{platform.machine()}."
+        )
+        return self.parse_text_to_nodes(
+            "\n\n".join([where, *(table._repr_markdown_() for table in tables)])
+        )
 
 
 def _is_used(requirement: Requirement) -> bool:
@@ -167,7 +217,13 @@ def _is_used(requirement: Requirement) -> bool:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
-    directives = {"cone": Cone, "finding": Finding, "findings": Findings, "gallery": Gallery, "models": Models}
+    directives = {
+        "cone": Cone,
+        "finding": Finding,
+        "findings": Findings,
+        "gallery": Gallery,
+        "models": Models,
+    }
     directives |= {"architectures": Architectures, "execution-status": ExecutionStatus}
     for name, directive in directives.items():
         app.add_directive(name, directive)

@@ -1,4 +1,5 @@
-"""What the theme and other extensions leave to mend: words of WAI-ARIA 1.2, and buttons that lead nowhere.
+"""What the theme and other extensions leave to mend: words of WAI-ARIA 1.2, and buttons that lead
+nowhere.
 
 A Sphinx extension (``_config.yml`` names it).
 """
@@ -16,7 +17,9 @@ ROLE = ('role="doc-biblioentry"', 'role="listitem"')
 FOLDS = ("<summary>", '<summary aria-label="Pages of this part">')
 
 
-def _mend(app: Sphinx, name: str, template: str, context: dict, page: nodes.document | None) -> None:
+def _mend(
+    app: Sphinx, name: str, template: str, context: dict, page: nodes.document | None
+) -> None:
     context["body"] = context.get("body", "").replace(*ROLE)
     if make := context.get("generate_toctree_html"):
         context["generate_toctree_html"] = partial(_with_words, make)

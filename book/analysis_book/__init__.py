@@ -1,4 +1,5 @@
-"""What only the book needs: its experiments and claims, what it trains, its figures, and what builds it.
+"""What only the book needs: its experiments and claims, what it trains, its figures, and what
+builds it.
 
 It is found by ``analysis_lib`` through entry points, and imports it; never the other way round.
 """

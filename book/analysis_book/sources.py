@@ -1,4 +1,6 @@
-"""Which sources of the book decide an outcome: what is kept on this machine is known by them, besides the library."""
+"""Which sources of the book decide an outcome: what is kept on this machine is known by them,
+besides the library.
+"""
 
 import ast
 import functools
@@ -30,7 +32,9 @@ def source_hash(paths: Iterable[Path]) -> str:
 
 
 def imported_sources(cells: Iterable[str]) -> set[Path]:
-    """The files of the book that cells import, and what these import; of a package that is imported, all of them."""
+    """The files of the book that cells import, and what these import; of a package that is
+    imported, all of them.
+    """
     found: set[Path] = set()
     waiting = list(cells)
     while waiting:
@@ -45,7 +49,9 @@ def imported_sources(cells: Iterable[str]) -> set[Path]:
 
 @functools.cache
 def _imported_names(code: str) -> list[str]:
-    """The modules and packages that code imports, wherever it does; of others than the book's, any names."""
+    """The modules and packages that code imports, wherever it does; of others than the book's, any
+    names.
+    """
     found = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):

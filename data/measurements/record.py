@@ -1,9 +1,12 @@
-"""Make anew what ships in this folder: ``make record NAME=untrained``, from the root of the repository.
+"""Make anew what ships in this folder: ``make record NAME=untrained``, from the root of the
+repository.
 
-Each function below writes the folder, or the file of ``causes/``, that has its name; ``reference-models`` writes one
-above. Run one after its formula has changed, in the commit that raises the version. Times are those of one core.
+Each function below writes the folder, or the file of ``causes/``, that has its name;
+``reference-models`` writes one above. Run one after its formula has changed, in the commit that
+raises the version. Times are those of one core.
 
-The corpora of Fosse et al. 2023 are read from folders beside the repository, see ``data/README.md``.
+The corpora of Fosse et al. 2023 are read from folders beside the repository, see
+``data/README.md``.
 """
 
 import contextlib
@@ -75,7 +78,19 @@ def _twins(model: str, data: str, metrics: str, name: str, *options: object) -> 
         twin = f"{model}:untrained@seed={seed}"
         out = HOME / "untrained" / f"{name}-{seed}"
         draw = ("--limit", 40, "--seed", 0)
-        run("measure", "--model", twin, "--data", data, *draw, "--metrics", metrics, "--out", out, *options)
+        run(
+            "measure",
+            "--model",
+            twin,
+            "--data",
+            data,
+            *draw,
+            "--metrics",
+            metrics,
+            "--out",
+            out,
+            *options,
+        )
 
 
 def modernbert_12() -> None:
@@ -84,7 +99,9 @@ def modernbert_12() -> None:
 
 
 def bert_4() -> None:
-    """A BERT of 4 layers along its training, five seeds, without vectors (five minutes per seed)."""
+    """A BERT of 4 layers along its training, five seeds, without vectors (five minutes per
+    seed).
+    """
     _dynamics("bert-4")
     (HOME / "bert-4" / "vectors.parquet").unlink()
 
@@ -105,11 +122,24 @@ def hatexplain() -> None:
 
 
 def hatexplain_variants() -> None:
-    """Classifiers of one layer on HateXplain that begin with other weights than BERT's (two hours)."""
-    variants = ["PyTorch's linear layers", "PyTorch's linear layers and embeddings", "embeddings from N(0, 1)"]
-    choice = {"layers": [1], "entropy_weights": [], "seeds": [*SEEDS], "sensitivity_seeds": [*SEEDS]}
+    """Classifiers of one layer on HateXplain that begin with other weights than BERT's (two
+    hours).
+    """
+    variants = [
+        "PyTorch's linear layers",
+        "PyTorch's linear layers and embeddings",
+        "embeddings from N(0, 1)",
+    ]
+    choice = {
+        "layers": [1],
+        "entropy_weights": [],
+        "seeds": [*SEEDS],
+        "sensitivity_seeds": [*SEEDS],
+    }
     data = str(CORPORA_BESIDE / "hatexplain")
-    trials.record(data, emptied("hatexplain-variants"), **choice, variants=variants, epochs=50, patience=5)
+    trials.record(
+        data, emptied("hatexplain-variants"), **choice, variants=variants, epochs=50, patience=5
+    )
 
 
 def yelphat() -> None:
@@ -128,14 +158,27 @@ def _classifiers(folder: str, name: str, *options: object) -> None:
 
 def reviews() -> None:
     """Classifiers of self-attention on film reviews, for the default pages."""
-    options = ["--limit", 1000, "--utterances", 400, "--epochs", 20, "--patience", 20, "--layers", "1,2,3"]
+    options = [
+        "--limit",
+        1000,
+        "--utterances",
+        400,
+        "--epochs",
+        20,
+        "--patience",
+        20,
+        "--layers",
+        "1,2,3",
+    ]
     options += ["--entropy-weights", "0.1,1,10,100"]
     options += ["--sensitivity", "0,1,2,3,4", "--sensitivity-layers", "1,3"]
     run("classifiers", "--data", "reviews", *options, "--out", emptied("reviews"))
 
 
 def mpnet_base() -> None:
-    """Tables of ``mpnet-base`` on short sentences, and the verdicts of six pages on it (half an hour)."""
+    """Tables of ``mpnet-base`` on short sentences, and the verdicts of six pages on it (half an
+    hour).
+    """
     folder = emptied("mpnet-base")
     data = ("--data", "wikipedia:short", "--limit", 1500, "--seed", 0)
     run("measure", "--model", "mpnet-base", *data, "--metrics", MPNET_TABLES, "--out", folder)
@@ -148,7 +191,11 @@ def mpnet_base() -> None:
     model = ("-p", "model", "mpnet-base", "-p", "data", "wikipedia:short", "-p", "beside", "[]")
     for page in OUTLIER_PAGES:
         run("run", f"outliers/{page}", *model, "--out", executed)
-    parameters = {"text_models": "[mpnet-base]", "shipped_models": "[]", "text_data": "wikipedia:short"}
+    parameters = {
+        "text_models": "[mpnet-base]",
+        "shipped_models": "[]",
+        "text_data": "wikipedia:short",
+    }
     parameters |= {"limit": 1500, "twins": 0}
     given = [part for item in parameters.items() for part in ("-p", *item)]
     run("run", "anisotropy/text", *given, "--out", executed)
@@ -174,13 +221,18 @@ def _finetuned_tables(data: str, folder: Path, epochs: int) -> None:
     train, validation, test = splits(str(CORPORA_BESIDE / data), 2000, 1000, 0)
     model, settings = load_model("minilm"), {"learning_rate": 5e-5, "epochs": epochs, "patience": 3}
     tuned = [finetune(model, train, validation, seed=seed, **settings) for seed in SEEDS]
-    states = {"before": model, **{str(seed): load_model(str(path)) for seed, path in enumerate(tuned)}}
+    states = {
+        "before": model,
+        **{str(seed): load_model(str(path)) for seed, path in enumerate(tuned)},
+    }
     measured = {}
     for state, of_state in states.items():
         measured[state] = measure(of_state, test, "utterance_similarity,attention_entropy")
     tables = {}
     for name in measured["before"]:
-        tables[name] = grouped({state: found[name] for state, found in measured.items()}, "training")
+        tables[name] = grouped(
+            {state: found[name] for state, found in measured.items()}, "training"
+        )
     training = {"training": settings | {"texts": len(train), "seeds": [*SEEDS]}}
     # Those that ship bear no seal, without which nothing is replaced.
     for last in (folder / "run.json", *folder.glob("*.parquet")):
@@ -195,7 +247,9 @@ def _finetuned_tables(data: str, folder: Path, epochs: int) -> None:
 
 
 def _verdicts(executed: Path, folder: Path, leave_out: str = "") -> None:
-    """The verdicts of executed pages as one file; those on claims that begin with ``leave_out`` come from elsewhere."""
+    """The verdicts of executed pages as one file; those on claims that begin with ``leave_out``
+    come from elsewhere.
+    """
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         run("claims", "--csv", *sorted(executed.glob("*.ipynb")))
@@ -206,10 +260,16 @@ def _verdicts(executed: Path, folder: Path, leave_out: str = "") -> None:
 
 
 def reference_models() -> None:
-    """``data/reference_models.csv``: the headline numbers that a report is compared with (five minutes)."""
+    """``data/reference_models.csv``: the headline numbers that a report is compared with (five
+    minutes).
+    """
     metrics = "anisotropy,mean_vector,utterance_similarity,attention_entropy"
-    texts = compare({"wikipedia": ["minilm", "mpnet-base", "smollm2-135m"]}, metrics, limit=300, seed=0, twins=0)
-    others = compare({"speech-clips": ["whisper-base"], "photographs": ["vit-s14"]}, metrics, twins=0)
+    texts = compare(
+        {"wikipedia": ["minilm", "mpnet-base", "smollm2-135m"]}, metrics, limit=300, seed=0, twins=0
+    )
+    others = compare(
+        {"speech-clips": ["whisper-base"], "photographs": ["vit-s14"]}, metrics, twins=0
+    )
     parts = [_headlines_by_revision(comparison) for comparison in (texts, others)]
     path = HOME.parent / "reference_models.csv"
     pd.concat(parts).to_csv(path, index=False, float_format="%.5f")
@@ -217,7 +277,9 @@ def reference_models() -> None:
 
 def _headlines_by_revision(comparison: Comparison) -> pd.DataFrame:
     rows = headlines(comparison)
-    rows = rows[rows["of"].isin(["hidden", ""]) & ~rows["quantity"].isin(["norm_of_mean", "mean_norm"])]
+    rows = rows[
+        rows["of"].isin(["hidden", ""]) & ~rows["quantity"].isin(["norm_of_mean", "mean_norm"])
+    ]
     runs = {title: tables.run for title, tables in comparison.trained.items()}
     kinds = [runs[title]["kind"] for title in rows["model"]]
     revisions = [runs[title]["model_revision"] for title in rows["model"]]
@@ -234,13 +296,17 @@ def causes_spike() -> None:
 
 
 def causes_norms() -> None:
-    """``causes/norms.csv``: spike and sink of ten small models trained for it (three and a half hours)."""
+    """``causes/norms.csv``: spike and sink of ten small models trained for it (three and a half
+    hours).
+    """
     names = [f"bytes-{where}norm@seed={seed}" for where in ("pre", "post") for seed in SEEDS]
     spikes.record_first_tokens(names, load_corpus("news:sentences", limit=200, seed=0))
 
 
 def causes_cone() -> None:
-    """``causes/cone.csv``: average cosines taken apart, of models and of an untrained copy of each."""
+    """``causes/cone.csv``: average cosines taken apart, of models and of an untrained copy of
+    each.
+    """
     texts = load_corpus("wikipedia", limit=40, seed=0)
     images = load_corpus("photographs", limit=20, seed=0)
     cones.record(**{"minilm": texts, "smollm2-135m": texts, "vit-s14": images})
@@ -253,7 +319,10 @@ def causes_dimensions() -> None:
     longer = load_corpus("wikipedia", limit=60, seed=0)
     few = load_corpus("wikipedia", limit=20, seed=0)
     names = [*maruta.TABLES, "cosine_by_dimension"]
-    tables = {"minilm": measure(load_model("minilm"), short, names), "mpnet-base": shipped("mpnet-base")}
+    tables = {
+        "minilm": measure(load_model("minilm"), short, names),
+        "mpnet-base": shipped("mpnet-base"),
+    }
     tables["smollm2-135m"] = measure(load_model("smollm2-135m"), longer, names)
     listed = rows_of(tables).query("head == 0").groupby("model")["dimensions"].first()
     given = {name: (some, [*map(int, dimensions.split())]) for name, dimensions in listed.items()}
@@ -263,11 +332,17 @@ def causes_dimensions() -> None:
 
 
 def causes_layers() -> None:
-    """The other files of ``causes/``: experiments layer by layer, with every jackknife group (half an hour)."""
+    """The other files of ``causes/``: experiments layer by layer, with every jackknife group (half
+    an hour).
+    """
     corpus = load_corpus("wikipedia:short", limit=100, seed=0)
     _causes_of_minilm(corpus)
     _causes_of_mpnet(corpus)
-    for name, data in (("minilm", "wikipedia"), ("smollm2-135m", "wikipedia"), ("vit-s14", "photographs")):
+    for name, data in (
+        ("minilm", "wikipedia"),
+        ("smollm2-135m", "wikipedia"),
+        ("vit-s14", "photographs"),
+    ):
         items = load_corpus(data, limit=40, seed=0)
         for model in (name, f"{name}:untrained@seed=0"):
             if model != "minilm":
@@ -282,7 +357,9 @@ def _causes_of_minilm(corpus: Corpus) -> None:
     causes.ship(causes.layer_by_layer(model, corpus, arms), "key-side-minilm", corpus)
     arms = causes.random_arms("residual", outliers, tables, 20, by="mean", of="same")
     arms = {arm: changes for arm, changes in arms.items() if "matched" in arm}
-    causes.ship(causes.layer_by_layer(model, corpus, arms, causes.same_article), "residual-minilm", corpus)
+    causes.ship(
+        causes.layer_by_layer(model, corpus, arms, causes.same_article), "residual-minilm", corpus
+    )
 
 
 def _causes_of_mpnet(corpus: Corpus) -> None:

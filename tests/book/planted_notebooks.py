@@ -35,7 +35,9 @@ def outputs(path: Path) -> str:
 
 
 def faults(folder: Path, rules: str) -> str:
-    """What ruff says of the scripts of a folder, by rules that the project does not keep everywhere."""
+    """What ruff says of the scripts of a folder, by rules that the project does not keep
+    everywhere.
+    """
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", rules, "-q", folder]
     return subprocess.run(ruff, capture_output=True, text=True, check=False).stdout
 
@@ -50,4 +52,9 @@ def is_shown_by_jupyter_alone(source: str) -> bool:
     if not isinstance(last, ast.Expr):
         return False
     makes = ast.unparse(last.value.func) if isinstance(last.value, ast.Call) else ""
-    return not makes or makes in ("figures.Table", "figures.TextTable", "figures.Slider", "Markdown")
+    return not makes or makes in (
+        "figures.Table",
+        "figures.TextTable",
+        "figures.Slider",
+        "Markdown",
+    )

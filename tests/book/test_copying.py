@@ -21,7 +21,11 @@ def test_a_chain_of_cells_and_nothing_beside_it():
 
 
 def test_imports_come_first_and_parameters_with_the_values_of_the_run_after_them():
-    parameters, injected, imports = "limit: int = 10", "# Parameters\nlimit = 3", "import math\nmath.factorial(3)"
+    parameters, injected, imports = (
+        "limit: int = 10",
+        "# Parameters\nlimit = 3",
+        "import math\nmath.factorial(3)",
+    )
     script = scripts([parameters, injected, imports, "x = math.sqrt(limit)"])[-1]
     assert script == f"{imports}\n\n{injected}\n\nx = math.sqrt(limit)"
 
@@ -103,7 +107,13 @@ def test_a_cell_that_changes_a_value_is_needed_too(change):
 
 @pytest.mark.parametrize(
     "reading",
-    ["shown = table.head()", 'print(table["a"])', "n = len(table)", "rows = [r.copy() for r in table]", "f(table)"],
+    [
+        "shown = table.head()",
+        'print(table["a"])',
+        "n = len(table)",
+        "rows = [r.copy() for r in table]",
+        "f(table)",
+    ],
 )
 def test_a_cell_that_only_reads_a_value_is_not_needed(reading):
     assert needed("table = [1]", reading, "print(table)") == ["table = [1]", "print(table)"]
@@ -116,7 +126,12 @@ def test_the_last_cell_that_binds_a_name_wins():
 
 
 def test_a_call_of_an_imported_module_changes_nothing():
-    cells = "import seaborn as sns", "sns.lineplot([1])", "sns.relplot([1]).set(title='a')", "sns.histplot([2])"
+    cells = (
+        "import seaborn as sns",
+        "sns.lineplot([1])",
+        "sns.relplot([1]).set(title='a')",
+        "sns.histplot([2])",
+    )
     assert needed(*cells) == [cells[0], cells[3]]
 
 
@@ -127,12 +142,23 @@ def test_what_a_function_reads_is_read_when_it_is_called():
 
 
 def test_figures_of_earlier_cells_are_left_out():
-    first, second = "figure, axes = plt.subplots()\naxes.set(x=1)", "figure, axes = plt.subplots()\naxes.set(x=2)"
-    assert needed("import matplotlib.pyplot as plt", first, second) == ["import matplotlib.pyplot as plt", second]
+    first, second = (
+        "figure, axes = plt.subplots()\naxes.set(x=1)",
+        "figure, axes = plt.subplots()\naxes.set(x=2)",
+    )
+    assert needed("import matplotlib.pyplot as plt", first, second) == [
+        "import matplotlib.pyplot as plt",
+        second,
+    ]
 
 
 def test_a_cell_that_is_not_python_has_no_script():
-    assert scripts(["x = 1", "%%bash\necho hello", "print(x)", ""]) == ["x = 1", "", "x = 1\n\nprint(x)", ""]
+    assert scripts(["x = 1", "%%bash\necho hello", "print(x)", ""]) == [
+        "x = 1",
+        "",
+        "x = 1\n\nprint(x)",
+        "",
+    ]
 
 
 def test_scripts_run(tmp_path):
@@ -141,7 +167,8 @@ def test_scripts_run(tmp_path):
         "import math",
         "rows = []\nfor i in range(limit):\n    rows.append(i)",
         "total = sum(rows)",
-        "class A:\n    value = total\n\n\ndef root():\n    return math.sqrt(A.value + limit + more)",
+        "class A:\n    value = total\n\n\ndef root():\n    return math.sqrt(A.value + limit + "
+        "more)",
         "more = 10",
         "print(root())",
     ]

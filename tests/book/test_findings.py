@@ -14,7 +14,9 @@ PICTURE = {"image/png": base64.b64encode(b"png").decode()}
 
 def shown(*data: dict, **of_cell) -> nbformat.NotebookNode:
     """A cell that has displayed something."""
-    return new_code_cell("", outputs=[new_output("display_data", one) for one in data], metadata=of_cell)
+    return new_code_cell(
+        "", outputs=[new_output("display_data", one) for one in data], metadata=of_cell
+    )
 
 
 def figure(name: str, data: dict, **of_cell) -> nbformat.NotebookNode:
@@ -26,19 +28,29 @@ def test_the_finding_is_what_the_tagged_cell_displays():
     cells = [
         new_markdown_cell("# A"),
         shown({"text/markdown": "other"}),
-        shown({"text/plain": "1"}, {"text/markdown": "It is **so**."}, tags=["hide-input", "found"]),
+        shown(
+            {"text/plain": "1"}, {"text/markdown": "It is **so**."}, tags=["hide-input", "found"]
+        ),
     ]
     assert finding(new_notebook(cells=cells)) == "It is **so**."
     assert finding(new_notebook(cells=cells[:2])) == ""
 
 
 def test_a_figure_has_its_words_and_its_files():
-    notebook = new_notebook(cells=[shown({"text/plain": "x"}), figure("fig-a", PICTURE | {"text/csv": "x\n1\n"})])
-    assert figures(notebook) == {"fig-a": Drawn("A.", "A line.", False, {"png": b"png", "csv": b"x\n1\n"})}
+    notebook = new_notebook(
+        cells=[shown({"text/plain": "x"}), figure("fig-a", PICTURE | {"text/csv": "x\n1\n"})]
+    )
+    assert figures(notebook) == {
+        "fig-a": Drawn("A.", "A line.", False, {"png": b"png", "csv": b"x\n1\n"})
+    }
 
 
 def test_one_figure_leads_its_page_and_what_drew_nothing_is_none():
-    cells = [figure("fig-a", PICTURE), figure("fig-b", PICTURE, tags=["lead"]), figure("fig-c", {"text/plain": "x"})]
+    cells = [
+        figure("fig-a", PICTURE),
+        figure("fig-b", PICTURE, tags=["lead"]),
+        figure("fig-c", {"text/plain": "x"}),
+    ]
     assert {name: drawn.leads for name, drawn in figures(new_notebook(cells=cells)).items()} == {
         "fig-a": False,
         "fig-b": True,
@@ -51,12 +63,17 @@ def test_a_slider_is_the_figure_that_it_begins_with():
     slider = Slider(frames, "step", "slider-a", "A < B.", "a line")
     found = figures(new_notebook(cells=[shown({"text/html": slider._repr_html_()})]))["slider-a"]
     assert (found.caption, found.alt) == (plain("A < B."), "a line step: last")
-    assert f'{base64.b64encode(found.files["png"]).decode()}" alt="a line step: last"' in slider._repr_html_()
+    assert (
+        f'{base64.b64encode(found.files["png"]).decode()}" alt="a line step: last"'
+        in slider._repr_html_()
+    )
 
 
 def test_a_view_is_the_picture_that_stands_for_it():
     view = cone(name="fig-cone", caption="A < B.")
-    found = figures(new_notebook(cells=[shown(view._repr_mimebundle_(), tags=["lead"])]))["fig-cone"]
+    found = figures(new_notebook(cells=[shown(view._repr_mimebundle_(), tags=["lead"])]))[
+        "fig-cone"
+    ]
     assert (found.caption, found.alt, found.leads) == (plain("A < B."), view.alt, True)
     assert view.alt == "Vectors from one origin with a common bias; dashed, their mean"
     assert found.files["svg"] == view.svg.encode()

@@ -21,9 +21,13 @@ def test_an_edit_of_the_library_changes_the_key(tmp_path, monkeypatch):
 
 def test_what_the_cells_import_of_the_book_counts_and_nothing_else():
     def imported(*cells: str) -> set[str]:
-        return {path.relative_to(sources.PACKAGE).as_posix() for path in sources.imported_sources(cells)}
+        return {
+            path.relative_to(sources.PACKAGE).as_posix() for path in sources.imported_sources(cells)
+        }
 
-    alone = imported("from analysis_lib import measure", "%matplotlib inline\nimport analysis_book.papers")
+    alone = imported(
+        "from analysis_lib import measure", "%matplotlib inline\nimport analysis_book.papers"
+    )
     assert not alone
     one = imported("from analysis_book.papers import maruta")
     assert {"papers/maruta.py", "figures/tables.py"} <= one
@@ -31,7 +35,9 @@ def test_what_the_cells_import_of_the_book_counts_and_nothing_else():
     # By the name that the whole package offers, and with all that it imports.
     assert {"papers/claims.py", "figures/views.js"} <= imported("from analysis_book import claims")
     assert "figures/theme.mplstyle" in imported("from analysis_book import figures")
-    assert "papers/godey/dynamics.py" in imported("from analysis_book.papers.godey.alignment import alignment")
+    assert "papers/godey/dynamics.py" in imported(
+        "from analysis_book.papers.godey.alignment import alignment"
+    )
 
 
 def test_an_edit_of_what_a_notebook_imports_changes_the_key(tmp_path, monkeypatch):
@@ -41,7 +47,9 @@ def test_an_edit_of_what_a_notebook_imports_changes_the_key(tmp_path, monkeypatc
     for text in ("a", "b"):
         # As if the file of claims had another text.
         edited = {True: text, False: ""}
-        monkeypatch.setattr(freshness, "source_hash", lambda paths, edited=edited: edited[CLAIMS in paths])
+        monkeypatch.setattr(
+            freshness, "source_hash", lambda paths, edited=edited: edited[CLAIMS in paths]
+        )
         keys.append([notebook_key(notebook, {}) for notebook in (with_claims, without)])
     assert keys[0][0] != keys[1][0]
     assert keys[0][1] == keys[1][1]
@@ -49,8 +57,12 @@ def test_an_edit_of_what_a_notebook_imports_changes_the_key(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("name", ["reference", "claims", "measurements"])
 def test_data_of_the_papers_count_where_papers_are_imported(tmp_path, name):
-    papers = write(tmp_path / "papers.ipynb", "from analysis_book.papers import claims\nclaims.load('maruta')")
-    plain = write(tmp_path / "plain.ipynb", "from analysis_lib import load_corpus\nload_corpus('news')")
+    papers = write(
+        tmp_path / "papers.ipynb", "from analysis_book.papers import claims\nclaims.load('maruta')"
+    )
+    plain = write(
+        tmp_path / "plain.ipynb", "from analysis_lib import load_corpus\nload_corpus('news')"
+    )
     keys = []
     for content in ("a", "b"):
         (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)

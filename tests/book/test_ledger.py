@@ -23,7 +23,10 @@ def page(path: Path, rows: list[dict], *names: str) -> Path:
     """An executed notebook that has drawn figures of these names and shows verdicts."""
     data, metadata = shown(pd.DataFrame(rows))._repr_mimebundle_()
     drawn = [new_code_cell("", metadata={"mystnb": {"figure": {"name": name}}}) for name in names]
-    cells = [*drawn, new_code_cell("", outputs=[new_output("display_data", data, metadata=metadata)])]
+    cells = [
+        *drawn,
+        new_code_cell("", outputs=[new_output("display_data", data, metadata=metadata)]),
+    ]
     path.parent.mkdir(exist_ok=True)
     nbformat.write(new_notebook(cells=cells), path)
     return path
@@ -37,8 +40,12 @@ def executed(tmp_path) -> dict[str, Path]:
     models = [{"model": name} for name in ("MiniLM", "MiniLM", "MPNet")]
     attention = [row | model for row, model in zip(attention, models, strict=True)]
     return {
-        "outliers/attention": page(tmp_path / "outliers" / "attention.ipynb", attention, "fig-attention-weight"),
-        "anisotropy/text": page(tmp_path / "anisotropy" / "text.ipynb", [judged(COSINE, Estimate(0.1, 0.0, 0.2, 20))]),
+        "outliers/attention": page(
+            tmp_path / "outliers" / "attention.ipynb", attention, "fig-attention-weight"
+        ),
+        "anisotropy/text": page(
+            tmp_path / "anisotropy" / "text.ipynb", [judged(COSINE, Estimate(0.1, 0.0, 0.2, 20))]
+        ),
     }
 
 
@@ -49,8 +56,17 @@ def test_the_ledger_has_every_verdict_and_every_claim_without_one(executed):
     found = rows[rows["verdict"] != NOT_RUN]
     assert found["id"].tolist() == [COSINE, EARLY, MIDDLE, MIDDLE]
     first = found.set_index("id").loc[EARLY]
-    assert first[["value", "ci_low", "ci_high", "model", "sample"]].tolist() == [0.5, 0.4, 0.6, "MiniLM", "40 texts"]
-    assert first[["paper", "claim"]].tolist() == [claims.PAPERS["maruta"], claims.claim(EARLY).sentence]
+    assert first[["value", "ci_low", "ci_high", "model", "sample"]].tolist() == [
+        0.5,
+        0.4,
+        0.6,
+        "MiniLM",
+        "40 texts",
+    ]
+    assert first[["paper", "claim"]].tolist() == [
+        claims.PAPERS["maruta"],
+        claims.claim(EARLY).sentence,
+    ]
     missing = rows[rows["verdict"] == NOT_RUN]
     assert np.isnan(missing["value"]).all()
     assert missing["judged_by"].tolist() == [claims.claim(name).page for name in missing["id"]]
@@ -80,7 +96,11 @@ def test_a_number_leads_to_the_first_figure_of_its_page_that_shows_it(executed, 
     every = claims.load("maruta")
     planted = every | {EARLY: replace(every[EARLY], figures=["fig-other", "fig-attention-weight"])}
     planted[MIDDLE] = replace(every[MIDDLE], figures=["fig-of-another-page"])
-    monkeypatch.setattr(claims, "load", lambda paper, load=claims.load: planted if paper == "maruta" else load(paper))
+    monkeypatch.setattr(
+        claims,
+        "load",
+        lambda paper, load=claims.load: planted if paper == "maruta" else load(paper),
+    )
     rows = ledger(executed)
     assert rows.set_index("id").loc[EARLY, "figure"] == "fig-attention-weight"
     of_claim = {name: Ledger._line(None, part) for name, part in rows.groupby("id")}

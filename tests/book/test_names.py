@@ -1,4 +1,6 @@
-"""A report in which every name holds harmless markup, in a folder whose path must not leave this machine."""
+"""A report in which every name holds harmless markup, in a folder whose path must not leave this
+machine.
+"""
 
 import json
 import re
@@ -33,7 +35,9 @@ TEXTS = ["注意 鍵 問 生 girl", "鍵 問 cone 注意", "a full stop. 鍵", "
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    """The folder of a report on two models that read a column of a table, none of which has a plain name."""
+    """The folder of a report on two models that read a column of a table, none of which has a plain
+    name.
+    """
     home = tmp_path_factory.mktemp(USER) / "a <x-planted>"
     out = home / "reports" / FOLDER
     out.parent.mkdir(parents=True)
@@ -42,12 +46,18 @@ def built(tmp_path_factory) -> Path:
         if name == MODELS[1]:
             with torch.no_grad():
                 for weight in model.parameters():
-                    weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+                    weight += 0.05 * torch.randn(
+                        weight.shape, generator=torch.Generator().manual_seed(0)
+                    )
         model.save_pretrained(home / name)
         tokenizer.save_pretrained(home / name)
     table = home / "x<x-planted>{{t}}.csv"
-    pd.DataFrame({COLUMN: TEXTS, "number": range(len(TEXTS)), "kind": "a"}).to_csv(table, index=False)
-    build_report([str(home / name) for name in MODELS], f"{table}:{COLUMN}", out, title=TITLE, limit=14)
+    pd.DataFrame({COLUMN: TEXTS, "number": range(len(TEXTS)), "kind": "a"}).to_csv(
+        table, index=False
+    )
+    build_report(
+        [str(home / name) for name in MODELS], f"{table}:{COLUMN}", out, title=TITLE, limit=14
+    )
     build_index(out.parent)
     return out
 
@@ -102,7 +112,8 @@ def read(built) -> dict[str, Read]:
     return {name: Read(html) for name, html in pages(built).items()}
 
 
-# --- Text that does not run ------------------------------------------------------------------------------------------
+# --- Text that does not run
+# ------------------------------------------------------------------------------------------
 
 
 def test_no_name_is_markup_on_any_page(built, read):
@@ -111,7 +122,9 @@ def test_no_name_is_markup_on_any_page(built, read):
     for name, page in [*read.items(), ("the index", index)]:
         assert "x-planted" not in page.tags, name
         assert not any("title=7" in code for code in (*page.handlers, *page.scripts)), name
-        assert all(urlsplit(link).scheme in ("", "https", "http", "data") for link in page.links), name
+        assert all(urlsplit(link).scheme in ("", "https", "http", "data") for link in page.links), (
+            name
+        )
 
 
 def test_names_are_shown_as_they_are(built, read):
@@ -126,7 +139,11 @@ def test_names_are_shown_as_they_are(built, read):
     for page in json.loads((built / "report.json").read_text(encoding="utf-8"))["pages"]:
         text = read[f"report/{page}.html"].text
         assert "How this page was made" in text
-        for content in (f"model {first}", f"model {second}", f"data x<x-planted>{{{{t}}}}.csv:{column}"):
+        for content in (
+            f"model {first}",
+            f"model {second}",
+            f"data x<x-planted>{{{{t}}}}.csv:{column}",
+        ):
             assert content in text, page
     # In tables, in lists to choose from and in verdicts.
     for page in ("interventions", "among", "explorer", "claims"):
@@ -136,7 +153,8 @@ def test_names_are_shown_as_they_are(built, read):
 
 
 def test_the_title_of_a_report_is_text(built, read):
-    # The theme writes titles as they are in some places, so that a tag is written with other brackets.
+    # The theme writes titles as they are in some places, so that a tag is written with other
+    # brackets.
     assert TITLE.replace("<", "‹").replace(">", "›") in read["index.html"].text
     assert geometry(built)["title"] == TITLE
 
@@ -175,7 +193,8 @@ def test_a_model_card_and_its_metadata_hold_names_as_text(built):
     assert [re.sub(r"\\(.)", r"\1", heading) for heading in headings] == [first, second]
 
 
-# --- What does not leave this machine --------------------------------------------------------------------------------
+# --- What does not leave this machine
+# --------------------------------------------------------------------------------
 
 
 def test_no_file_of_a_report_has_the_path_of_what_it_is_made_of(built):
@@ -198,7 +217,8 @@ def test_notebooks_name_models_and_data_without_their_folders(built):
     assert {model["data"] for model in found["models"]} == {values["data"]}
 
 
-# --- Notes -----------------------------------------------------------------------------------------------------------
+# --- Notes
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_notes_name_each_model_wherever_its_numbers_are(built, read):
@@ -218,12 +238,15 @@ def test_notes_name_each_model_wherever_its_numbers_are(built, read):
     assert drift.count(note) == 2
 
 
-# --- What is unusual -------------------------------------------------------------------------------------------------
+# --- What is unusual
+# -------------------------------------------------------------------------------------------------
 
 
 def test_the_first_page_says_what_is_unusual_and_what_changed(built, read):
     found = geometry(built)
-    jsonschema.validate(found, json.loads((ROOT / "data" / "geometry.schema.json").read_text(encoding="utf-8")))
+    jsonschema.validate(
+        found, json.loads((ROOT / "data" / "geometry.schema.json").read_text(encoding="utf-8"))
+    )
     front = read["index.html"].text
     for model in found["models"]:
         rows, beyond = as_table(model), []
@@ -237,27 +260,45 @@ def test_the_first_page_says_what_is_unusual_and_what_changed(built, read):
         # Where nothing is unusual, all that was looked at is listed.
         assert any(beyond)
     text = front.partition("What changed most#")[2].partition("What we found#")[0]
-    clear = [row for row in found["differences"] if row["ci_low"] is not None and row["ci_low"] * row["ci_high"] > 0]
-    bounded = [row for row in clear if row["quantity"] in ("anisotropy", "similarity", "drift", "entropy")]
+    clear = [
+        row
+        for row in found["differences"]
+        if row["ci_low"] is not None and row["ci_low"] * row["ci_high"] > 0
+    ]
+    bounded = [
+        row for row in clear if row["quantity"] in ("anisotropy", "similarity", "drift", "entropy")
+    ]
     largest = max(bounded, key=lambda row: abs(row["difference"]))
-    assert f"{largest['difference']:+.3g} [{largest['ci_low']:.3g}, {largest['ci_high']:.3g}]" in text
+    assert (
+        f"{largest['difference']:+.3g} [{largest['ci_low']:.3g}, {largest['ci_high']:.3g}]" in text
+    )
     assert "Glossary" in front
     assert "anisotropy in at least one of its layers" in front
 
 
 def test_a_number_is_unusual_where_its_interval_lies_beyond_those_of_the_references():
-    rows = pd.DataFrame({"quantity": "anisotropy", "of": "hidden", "layer": [0, 1], "value": [0.1, 0.72]}).assign(
-        ci_low=lambda t: t["value"] - 0.02, ci_high=lambda t: t["value"] + 0.02
+    rows = pd.DataFrame(
+        {"quantity": "anisotropy", "of": "hidden", "layer": [0, 1], "value": [0.1, 0.72]}
+    ).assign(ci_low=lambda t: t["value"] - 0.02, ci_high=lambda t: t["value"] + 0.02)
+    others = pd.concat(
+        [rows.assign(model="A", value=[0.0, 0.15]), rows.assign(model="B", value=[0.64, 0.1])]
     )
-    others = pd.concat([rows.assign(model="A", value=[0.0, 0.15]), rows.assign(model="B", value=[0.64, 0.1])])
     others = others.assign(ci_low=others["value"] - 0.01, ci_high=others["value"] + 0.01)
     (row,) = beside_references(rows, others)
-    assert (row["side"], row["layer"], row["reference_low"], row["reference_high"]) == ("above", 1, 0.15, 0.64)
+    assert (row["side"], row["layer"], row["reference_low"], row["reference_high"]) == (
+        "above",
+        1,
+        0.15,
+        0.64,
+    )
     assert row["references"] == ["A", "B"]
     model = {"title": "m_1", "kind": "text", "beside_references": [row]}
     text = unusual([model])
     assert r"- m\_1: " in text
-    assert "average cosine of two tokens up to **0.72** [0.70, 0.74] (layer 1); reference models 0.15 to 0.64" in text
+    assert (
+        "average cosine of two tokens up to **0.72** [0.70, 0.74] (layer 1); reference models 0.15 "
+        "to 0.64" in text
+    )
     # Its interval reaches into that of a reference model.
     (inside,) = beside_references(rows.assign(ci_low=0.645), others)
     assert inside["side"] == "within"
@@ -265,11 +306,18 @@ def test_a_number_is_unusual_where_its_interval_lies_beyond_those_of_the_referen
     (below,) = beside_references(rows.assign(value=0.1, ci_low=0.05, ci_high=0.12), others)
     assert below["side"] == "below"
     assert beside_references(rows, others.iloc[:0]) == []
-    assert unusual([model | {"beside_references": []}]) == "There is no reference model that reads texts."
+    assert (
+        unusual([model | {"beside_references": []}])
+        == "There is no reference model that reads texts."
+    )
 
 
 def test_changes_without_a_clear_sign_are_none():
-    layer = {"layer": 1, "anisotropy": {"hidden": {"value": 0.5}}, "mean_norm": {"hidden": {"value": 2.0}}}
+    layer = {
+        "layer": 1,
+        "anisotropy": {"hidden": {"value": 0.5}},
+        "mean_norm": {"hidden": {"value": 2.0}},
+    }
     models = [{"title": "a", "layers": [layer]}, {"title": "b", "layers": [layer]}]
     about = {"model": "b", "compared_with": "a", "of": "hidden", "layer": 1}
     unclear = about | {"quantity": "anisotropy", "difference": 0.3, "ci_low": -0.1, "ci_high": 0.7}

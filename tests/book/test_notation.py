@@ -1,4 +1,6 @@
-"""The lines of Python on the notation page compute what the library computes: one text, one head, by transformers."""
+"""The lines of Python on the notation page compute what the library computes: one text, one head,
+by transformers.
+"""
 
 import math
 import re
@@ -15,11 +17,15 @@ from analysis_lib import measure, metrics
 PAGE = Path(__file__).parents[2] / "book" / "notation.md"
 TEXT = tiny.TEXTS[4]
 # Predicting tokens takes a model that does; what an intervention changes takes one.
-OF_ANY_MODEL = [name for name in metrics.METRICS if not name.endswith(("_token_loss", "output_change"))]
+OF_ANY_MODEL = [
+    name for name in metrics.METRICS if not name.endswith(("_token_loss", "output_change"))
+]
 
 
 def _lines(section: str) -> str:
-    part = re.split(r"\n#{2,3} ", PAGE.read_text(encoding="utf-8").partition(f"\n### `{section}`\n")[2])[0]
+    part = re.split(
+        r"\n#{2,3} ", PAGE.read_text(encoding="utf-8").partition(f"\n### `{section}`\n")[2]
+    )[0]
     return "\n".join(re.findall(r"```python\n(.*?)```", part, re.DOTALL))
 
 
@@ -33,13 +39,28 @@ def given():
     with torch.no_grad():
         out = model(**inputs, output_hidden_states=True, output_attentions=True)
         attention = model.encoder.layer[0].attention.self
-        hidden, head = out.hidden_states[0][0], slice(attention.attention_head_size, 2 * attention.attention_head_size)
+        hidden, head = (
+            out.hidden_states[0][0],
+            slice(attention.attention_head_size, 2 * attention.attention_head_size),
+        )
         queries, keys = (part(hidden)[:, head] for part in (attention.query, attention.key))
     words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
     weight = torch.nn.Parameter(attention.key.weight[head])
     names = {
-        **{"vectors": hidden, "hidden": hidden, "N": len(hidden), "d": hidden.shape[1], "inputs": hidden},
-        **{"queries": queries, "keys": keys, "weights": out.attentions[0][0, 1], "torch": torch, "math": math},
+        **{
+            "vectors": hidden,
+            "hidden": hidden,
+            "N": len(hidden),
+            "d": hidden.shape[1],
+            "inputs": hidden,
+        },
+        **{
+            "queries": queries,
+            "keys": keys,
+            "weights": out.attentions[0][0, 1],
+            "torch": torch,
+            "math": math,
+        },
         "units_by_text": [hidden / hidden.norm(dim=-1, keepdim=True)],
         "unit": hidden / hidden.norm(dim=-1, keepdim=True),
         "of_type": torch.tensor([word in ",." for word in words]),
@@ -62,7 +83,9 @@ OF_MANY_ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in OF_ANY_MODEL if _lines(name) and name not in OF_MANY_ROWS])
+@pytest.mark.parametrize(
+    "name", [name for name in OF_ANY_MODEL if _lines(name) and name not in OF_MANY_ROWS]
+)
 def test_the_lines_of_a_table(given, name):
     names, table = dict(given[0]), given[1][name]
     exec(_lines(name), names)
@@ -77,7 +100,13 @@ def test_the_lines_of_a_table(given, name):
 @pytest.mark.parametrize(
     ("section", "table", "name", "column", "rows"),
     [
-        ("dimension_means", "dimension_means", "mean", "mean", "layer == 0 and token_type == 'punct'"),
+        (
+            "dimension_means",
+            "dimension_means",
+            "mean",
+            "mean",
+            "layer == 0 and token_type == 'punct'",
+        ),
         (
             "score_contributions",
             "score_contributions",
@@ -85,7 +114,13 @@ def test_the_lines_of_a_table(given, name):
             "contribution",
             "layer == 1 and head == 2 and key_type == 'all'",
         ),
-        ("cosine_by_dimension", "cosine_by_dimension", "parts", "cosine", "space == 'hidden' and layer == 0"),
+        (
+            "cosine_by_dimension",
+            "cosine_by_dimension",
+            "parts",
+            "cosine",
+            "space == 'hidden' and layer == 0",
+        ),
     ],
 )
 def test_the_lines_of_a_table_by_dimension(given, section, table, name, column, rows):

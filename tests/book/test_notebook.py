@@ -35,9 +35,12 @@ def test_run_is_this_interpreter_in_this_folder(tmp_path, monkeypatch):
     ]
     notebook = write(tmp_path / "n.ipynb", *code)
     done, changed = [], {"layers": [2, 3]}
-    run = execute(notebook, changed, tmp_path / "new" / "out.ipynb", threads=1, on_cell=lambda: done.append(1))
+    run = execute(
+        notebook, changed, tmp_path / "new" / "out.ipynb", threads=1, on_cell=lambda: done.append(1)
+    )
     out = asyncio.run(run)
-    # A bar that counts them ends full: parameters and code, without the cell that changes parameters.
+    # A bar that counts them ends full: parameters and code, without the cell that changes
+    # parameters.
     assert len(done) == 1 + len(code)
     assert outputs(out) == "[2, 3] 10 found 1\n"
     assert str(tmp_path) not in out.read_text()
@@ -68,7 +71,11 @@ def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, ta
     assert written in message
     assert "Kernel died" not in message or "\n" not in message
     assert out.read_bytes() == previous
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["n.ipynb", "out.failed.ipynb", "out.ipynb"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "n.ipynb",
+        "out.failed.ipynb",
+        "out.ipynb",
+    ]
     # What was executed can be looked at, until the notebook runs.
     assert nbformat.read(tmp_path / "out.failed.ipynb", 4).cells[1].execution_count == 1
     run_notebook(write(notebook, "print(1)"), {}, out)
@@ -84,7 +91,9 @@ def test_a_full_disk_leaves_the_previous_copy(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("analysis_book.build.notebook.nbformat.write", full)
-    with pytest.raises(AnalysisError, match=f"^{out.parent} cannot be written .No space left on device.: free some"):
+    with pytest.raises(
+        AnalysisError, match=f"^{out.parent} cannot be written .No space left on device.: free some"
+    ):
         run_notebook(notebook, {}, out)
     assert [path.read_text() for path in out.parent.iterdir()] == [previous]
 
@@ -106,18 +115,27 @@ def test_a_notebook_or_file_of_the_users_is_not_replaced(tmp_path, name, fails):
 
 def test_an_executed_copy_is_replaced_unless_it_was_changed_or_is_of_something_else(tmp_path):
     declared = 'model: str = "minilm"  # model\nlimit: int = 3  # texts'
-    notebook, out = write(tmp_path / "n.ipynb", "print(model, limit)", parameters=declared), tmp_path / "out.ipynb"
+    notebook, out = (
+        write(tmp_path / "n.ipynb", "print(model, limit)", parameters=declared),
+        tmp_path / "out.ipynb",
+    )
     run_notebook(notebook, {}, out)
     run_notebook(notebook, {"limit": 4}, out)
     assert outputs(out) == "minilm 4\n"
-    with pytest.raises(AnalysisError, match=r"out.ipynb was executed with model = 'minilm': give another --out"):
+    with pytest.raises(
+        AnalysisError, match=r"out.ipynb was executed with model = 'minilm': give another --out"
+    ):
         run_notebook(notebook, {"model": "smollm2-135m"}, out)
     with pytest.raises(AnalysisError, match=r"out.ipynb is the executed copy of another notebook"):
-        run_notebook(write(tmp_path / "other.ipynb", "print(model, limit)", parameters=declared), {}, out)
+        run_notebook(
+            write(tmp_path / "other.ipynb", "print(model, limit)", parameters=declared), {}, out
+        )
     annotated = nbformat.read(out, 4)
     annotated.cells[0].source += "\nMy remarks."
     nbformat.write(annotated, out)
-    with pytest.raises(AnalysisError, match=r"out.ipynb has been changed since it was executed: move it"):
+    with pytest.raises(
+        AnalysisError, match=r"out.ipynb has been changed since it was executed: move it"
+    ):
         run_notebook(notebook, {}, out)
     assert "My remarks." in out.read_text()
 
@@ -126,7 +144,9 @@ def test_a_notebook_of_an_old_format_is_refused(tmp_path):
     path = write(tmp_path / "n.ipynb", "print('old')", parameters="")
     path.write_text(nbformat.writes(nbformat.convert(nbformat.read(path, 4), 3), 3))
     assert json.loads(path.read_text())["nbformat"] == 3
-    with pytest.raises(AnalysisError, match=r"n.ipynb cannot be read \(ValueError: its format is older than 4"):
+    with pytest.raises(
+        AnalysisError, match=r"n.ipynb cannot be read \(ValueError: its format is older than 4"
+    ):
         run_notebook(path, {}, tmp_path / "out" / "n.ipynb")
 
 
@@ -137,7 +157,9 @@ def test_a_kernel_begins_with_the_library_imported(tmp_path):
 
 
 def test_a_kernel_listens_at_no_port(tmp_path):
-    """Another program may take a port that was free before the kernel has started, which then dies."""
+    """Another program may take a port that was free before the kernel has started, which then
+    dies.
+    """
     code = "import ipykernel\nprint(ipykernel.get_connection_info(unpack=True)['transport'])"
     out = run_notebook(write(tmp_path / "n.ipynb", code), {}, tmp_path / "out.ipynb")
     assert outputs(out) == "ipc\n"

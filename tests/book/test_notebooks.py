@@ -89,7 +89,9 @@ def test_a_copied_cell_brings_no_name_that_it_does_not_use(name, tmp_path):
     cells = code_cells(read(name))
     for number, script in enumerate(scripts([cell.source for cell in cells])):
         # Imports and what needs nothing are there for the cells below them.
-        imports = any(isinstance(node, ast.Import | ast.ImportFrom) for node in parsed(cells[number]).body)
+        imports = any(
+            isinstance(node, ast.Import | ast.ImportFrom) for node in parsed(cells[number]).body
+        )
         if not imports and script.strip() != cells[number].source.strip():
             (tmp_path / f"{number}.py").write_text(script + "\n")
     assert not faults(tmp_path, "F401,F811,F841,F821")
@@ -122,11 +124,17 @@ def test_declares_each_parameter_with_type_literal_and_comment(name):
     for parameter in papermill.inspect_notebook(str(BOOK / f"{name}.ipynb")).values():
         # One that fills its line has the comment above.
         line = next(i for i, text in enumerate(written) if text.startswith(f"{parameter['name']}:"))
-        assert parameter["help"] or written[line - 1].startswith("# "), f"{parameter['name']} has no comment"
+        assert parameter["help"] or written[line - 1].startswith("# "), (
+            f"{parameter['name']} has no comment"
+        )
 
 
 def test_a_parameter_has_one_type_in_all_notebooks():
-    types = {(p.name, p.type) for name in NAMES for p in notebook_parameters(BOOK / f"{name}.ipynb").values()}
+    types = {
+        (p.name, p.type)
+        for name in NAMES
+        for p in notebook_parameters(BOOK / f"{name}.ipynb").values()
+    }
     assert len(types) == len(dict(types))
 
 
@@ -148,7 +156,9 @@ def test_a_page_is_short(name):
 def folded_share() -> float:
     notebooks = [read(name) for name in NAMES]
     folded = [cell for notebook in notebooks for cell in tagged(notebook, "hide-input")]
-    return lines(*folded) / lines(*(cell for notebook in notebooks for cell in code_cells(notebook)))
+    return lines(*folded) / lines(
+        *(cell for notebook in notebooks for cell in code_cells(notebook))
+    )
 
 
 def test_few_lines_are_folded():
@@ -173,7 +183,9 @@ def test_code_follows_words(name):
 
 @every_notebook
 def test_the_last_cell_computes_the_finding(name):
-    """The site shows it at the top, so there is one such cell, and it is folded; checks have none."""
+    """The site shows it at the top, so there is one such cell, and it is folded; checks have
+    none.
+    """
     notebook = read(name)
     if found := tagged(notebook, "found"):
         assert found == [notebook.cells[-1]]
@@ -190,8 +202,15 @@ def test_a_finding_is_short(name, smoke_site):
 
 
 def test_a_figure_or_table_has_a_name_of_its_own():
-    figures = [c.metadata["mystnb"]["figure"]["name"] for n in NAMES for c in read(n).cells if "mystnb" in c.metadata]
-    tables = re.findall(r'"(tbl-[\w-]+)"', "".join(cell.source for name in NAMES for cell in code_cells(read(name))))
+    figures = [
+        c.metadata["mystnb"]["figure"]["name"]
+        for n in NAMES
+        for c in read(n).cells
+        if "mystnb" in c.metadata
+    ]
+    tables = re.findall(
+        r'"(tbl-[\w-]+)"', "".join(cell.source for name in NAMES for cell in code_cells(read(name)))
+    )
     assert len(figures) > 40
     assert not [name for names in (figures, tables) for name in {*names} if names.count(name) > 1]
 
@@ -216,7 +235,8 @@ def test_each_figure_has_a_name_a_caption_and_words_for_who_cannot_see_it(name, 
         assert options.get("image", {}).get("alt"), cell.source
         # A gallery shows them one by one.
         assert not re.search(
-            r"figure (before|above)|(first|same) figure|same way|as above", options["figure"]["caption"]
+            r"figure (before|above)|(first|same) figure|same way|as above",
+            options["figure"]["caption"],
         )
 
 
@@ -240,7 +260,11 @@ def test_runs_with_jupyter_execute_in_any_folder(tmp_path):
     nbformat.write(notebook, tmp_path / "attention.ipynb")
     command = [sys.executable, "-P", "-c", JUPYTER, "attention.ipynb", "--output=out.ipynb"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    assert any(draws(cell) for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells if cell.cell_type == "code")
+    assert any(
+        draws(cell)
+        for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells
+        if cell.cell_type == "code"
+    )
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("minilm", 4), ("smollm2-135m", 3)])
@@ -250,8 +274,12 @@ def test_the_formula_for_what_is_merged_is_that_of_the_sums(name, kinds):
     defined = {"pd": pd, "TOKEN_TYPES": TOKEN_TYPES}
     exec(cell.source, defined)
     model = load_model(name)
-    shard, *_ = make_shards(as_source(model), load_corpus("news", limit=2), resolve("all"), Settings())
+    shard, *_ = make_shards(
+        as_source(model), load_corpus("news", limit=2), resolve("all"), Settings()
+    )
     sums, report = measure_shard(shard, as_source(model))
     held = sum(found.values[0].nbytes for by_key in sums.values() for found in by_key.values())
-    predicted = 8 * defined["numbers"](pd.DataFrame(report.layers).fillna(0), kinds).to_numpy().sum()
+    predicted = (
+        8 * defined["numbers"](pd.DataFrame(report.layers).fillna(0), kinds).to_numpy().sum()
+    )
     assert 0 < held - predicted < 0.02 * held

@@ -57,11 +57,13 @@ class Seen:
     width: int = 0
     main: str = ""
     body: str = ""
-    # Of each picture, its alt text, number and caption; of each named table, its number and caption.
+    # Of each picture, its alt text, number and caption; of each named table, its number and
+    # caption.
     figures: list[list[str]] = field(default_factory=list)
     tables: list[list[str]] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
-    # What of its tables and captions is to be on paper, whether its figures may be split there, and the paper.
+    # What of its tables and captions is to be on paper, whether its figures may be split there, and
+    # the paper.
     printed: list[str] = field(default_factory=list)
     breaks: list[str] = field(default_factory=list)
     paper: bytes = b""
@@ -78,7 +80,8 @@ TABLES = """(all) => all.map((table) => {
 })"""
 
 
-# A contrast takes longer than all else, and hangs on these alone: one piece of text of each look is enough.
+# A contrast takes longer than all else, and hangs on these alone: one piece of text of each look is
+# enough.
 SEEN_BEFORE = """(known) => {
   const looks = new Set(known), grounds = new Map([[null, ""]]);
   const ground = (piece) => {
@@ -99,7 +102,8 @@ SEEN_BEFORE = """(known) => {
   }
   return [...looks];
 }"""
-# Colours of another theme come gradually: of what is not shown never by themselves, of what inherits them one by one.
+# Colours of another theme come gradually: of what is not shown never by themselves, of what
+# inherits them one by one.
 SETTLE = """() => {
   const changing = () => document.getAnimations().filter((animation) => animation instanceof CSSTransition);
   for (let some = changing(); some.length; some = changing()) some.forEach((transition) => transition.finish());
@@ -110,7 +114,9 @@ AXE.axe_script += 'axe.configure({rules: [{id: "color-contrast", selector: "*:no
 
 @pytest.fixture(scope="module")
 def seen(smoke_site, browser) -> tuple[dict[Path, Seen], dict[Path, Seen]]:
-    """Every page on a phone, dark, then in a wide window, light, and on paper: loaded once, for all that is asked."""
+    """Every page on a phone, dark, then in a wide window, light, and on paper: loaded once, for all
+    that is asked.
+    """
     on_phone, on_desk, looks = {}, {}, {}
     with browser.new_context(accept_downloads=True) as context:
         context.set_default_timeout(200 * PATIENCE)
@@ -119,9 +125,17 @@ def seen(smoke_site, browser) -> tuple[dict[Path, Seen], dict[Path, Seen]]:
         page.on("console", lambda m: m.type == "error" and seen.troubles.append(m.text))
         page.on("pageerror", lambda error: seen.troubles.append(str(error)))
         # A picture far below that is still loading when the next page is opened is no trouble.
-        page.on("requestfailed", lambda r: r.failure == "net::ERR_ABORTED" or seen.troubles.append(f"failed: {r.url}"))
-        page.on("request", lambda r: r.url.startswith(OWN) or seen.troubles.append(f"asked: {r.url}"))
-        page.on("request", lambda r: r.url.startswith("file:") and asked.add(Path(unquote(urlsplit(r.url).path))))
+        page.on(
+            "requestfailed",
+            lambda r: r.failure == "net::ERR_ABORTED" or seen.troubles.append(f"failed: {r.url}"),
+        )
+        page.on(
+            "request", lambda r: r.url.startswith(OWN) or seen.troubles.append(f"asked: {r.url}")
+        )
+        page.on(
+            "request",
+            lambda r: r.url.startswith("file:") and asked.add(Path(unquote(urlsplit(r.url).path))),
+        )
         for path in pages(smoke_site):
             seen, asked = on_phone.setdefault(path, Seen()), set()
             show(page, 400, "dark")
@@ -155,7 +169,9 @@ def show(page: Page, width: int, theme: str) -> None:
 
 
 def look(page: Page, seen: Seen, theme: str, looks: dict[str, list[str]]) -> None:
-    """How wide a page is, and what axe says of it; ``looks`` of text are those that it has seen, by theme."""
+    """How wide a page is, and what axe says of it; ``looks`` of text are those that it has seen, by
+    theme.
+    """
     page.wait_for_function("(theme) => document.documentElement.dataset.theme === theme", arg=theme)
     page.evaluate(SETTLE)
     seen.width = page.evaluate("document.documentElement.scrollWidth")
@@ -182,7 +198,10 @@ def read(page: Page, seen: Seen) -> None:
         page.locator(".dropdown-download-buttons > button").click()
         with page.expect_download() as download:
             page.locator("a.btn-download-source-button").click()
-        seen.download = download.value.suggested_filename, download.value.path().read_text(encoding="utf-8")
+        seen.download = (
+            download.value.suggested_filename,
+            download.value.path().read_text(encoding="utf-8"),
+        )
 
 
 def test_every_page_loads_itself_and_nothing_else_without_an_error(desk, phone):
@@ -230,7 +249,9 @@ def test_no_page_is_wider_than_a_phone(phone):
 
 
 def test_axe_has_nothing_to_say(smoke_site, desk, phone):
-    """No violation of any impact, on any page, in both themes: https://github.com/dequelabs/axe-core."""
+    """No violation of any impact, on any page, in both themes:
+    https://github.com/dequelabs/axe-core.
+    """
     for path, seen in (*desk.items(), *phone.items()):
         assert not seen.axe, f"{path.relative_to(smoke_site)}: {seen.axe}"
 
@@ -267,7 +288,9 @@ def test_every_slider_follows_keys_and_the_mouse(smoke_site, page):
             box = field.bounding_box()
             field.click(position={"x": box["width"] - 4, "y": box["height"] / 2})
             assert figure.locator("output").inner_text() == labels[-1]
-            assert [frame.is_visible() for frame in frames.all()] == [label == labels[-1] for label in labels]
+            assert [frame.is_visible() for frame in frames.all()] == [
+                label == labels[-1] for label in labels
+            ]
     assert sliders
 
 
@@ -277,7 +300,9 @@ def test_mathematics_is_set(smoke_site, page):
     assert len(formulas) > 20
     assert all(formula.bounding_box()["height"] > 5 for formula in formulas)
     # A fraction stands above its denominator, which a browser without MathML would not see to.
-    above, below = (page.locator(f"mfrac > :nth-child({place})").first.bounding_box() for place in (1, 2))
+    above, below = (
+        page.locator(f"mfrac > :nth-child({place})").first.bounding_box() for place in (1, 2)
+    )
     assert above["y"] + above["height"] <= below["y"] + 1
 
 
@@ -331,7 +356,9 @@ def captions(cell: nbformat.NotebookNode) -> list[str]:
 
 
 def run_script(text: str, folder: Path) -> tuple[int, str]:
-    """How many figures a script leaves in an empty folder, and what it prints; what the site measured is at hand."""
+    """How many figures a script leaves in an empty folder, and what it prints; what the site
+    measured is at hand.
+    """
     folder.mkdir()
     script, data = folder.with_suffix(".py"), folder / "tests"
     script.write_text(text)
@@ -339,21 +366,32 @@ def run_script(text: str, folder: Path) -> tuple[int, str]:
     data.symlink_to(ROOT / "tests")
     environment = os.environ | {"ANALYSIS_LIB_MEASUREMENTS": str(MEASURED)}
     command = [sys.executable, "-P", script]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=PATIENCE)
+    run = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=PATIENCE
+    )
     assert run.returncode == 0, text + run.stdout[-2000:] + run.stderr[-2000:]
     assert not re.search(r"<[\w.]+ object", run.stdout), run.stdout
     data.unlink()
     figures = list(folder.iterdir())
-    assert all(figure.suffix == ".png" and figure.stat().st_size > 2000 for figure in figures), figures
+    assert all(figure.suffix == ".png" and figure.stat().st_size > 2000 for figure in figures), (
+        figures
+    )
     return len(figures), run.stdout
 
 
-def test_each_cell_has_two_buttons_with_a_name_that_keys_and_fingers_reach(smoke_site, page, browser):
+def test_each_cell_has_two_buttons_with_a_name_that_keys_and_fingers_reach(
+    smoke_site, page, browser
+):
     path = notebook_pages(smoke_site)[0]
-    with browser.new_context(has_touch=True, is_mobile=True, viewport={"width": 400, "height": 800}) as phone:
+    with browser.new_context(
+        has_touch=True, is_mobile=True, viewport={"width": 400, "height": 800}
+    ) as phone:
         for view in (page, phone.new_page()):
             for cell in open_cells(view, path):
-                plain, everything = cell.locator("button.copybtn"), cell.locator("button.copy-everything")
+                plain, everything = (
+                    cell.locator("button.copybtn"),
+                    cell.locator("button.copy-everything"),
+                )
                 assert everything.get_attribute("aria-label") == "Copy with everything it needs"
                 boxes = [button.bounding_box() for button in (everything, plain, cell)]
                 assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
@@ -386,10 +424,14 @@ def test_a_sample_of_cells_copied_with_everything_runs_by_itself(smoke_site, cli
             assert caption in printed, script
 
 
-def test_a_page_copied_whole_writes_its_figures_and_prints_its_tables(smoke_site, clipboard, tmp_path):
+def test_a_page_copied_whole_writes_its_figures_and_prints_its_tables(
+    smoke_site, clipboard, tmp_path
+):
     path = random.Random(12).choice(notebook_pages(smoke_site))
     cells = executed(smoke_site, path)
-    copies = [copied(clipboard, cell.locator("button.copybtn")) for cell in open_cells(clipboard, path)]
+    copies = [
+        copied(clipboard, cell.locator("button.copybtn")) for cell in open_cells(clipboard, path)
+    ]
     # Of the parameters, the page shows the values that ran.
     assert [
         copy.strip() == cell.source.strip()
@@ -448,7 +490,9 @@ def words_on(sheet: PdfPage) -> tuple[str, float]:
 
 
 def test_paper_loses_nothing(desk):
-    """No blank sheet, no text beyond an edge, no word of a table or caption missing, no picture split."""
+    """No blank sheet, no text beyond an edge, no word of a table or caption missing, no picture
+    split.
+    """
     for path, seen in desk.items():
         assert {*seen.breaks} <= {"avoid"}, path.name
         printed = ""
@@ -458,25 +502,41 @@ def test_paper_loses_nothing(desk):
             assert text or any(pictures), f"{path.name}: sheet {number} is blank"
             assert farthest < sheet.get_width(), f"{path.name}: sheet {number} is too narrow"
             printed += text
-        words = {word for text in seen.printed for word in unicodedata.normalize("NFKC", text).split()}
+        words = {
+            word for text in seen.printed for word in unicodedata.normalize("NFKC", text).split()
+        }
         lost = {word for word in words if word not in printed}
         assert not lost, f"{path.name}: {lost}"
 
 
 def test_the_ledger_says_what_the_notebooks_found(smoke_site, page):
-    """Verdict and number of every row, against the metadata of the executed notebooks; a line per claim."""
+    """Verdict and number of every row, against the metadata of the executed notebooks; a line per
+    claim.
+    """
     said = set()
     for path in notebook_pages(smoke_site):
         outputs = [output for cell in executed(smoke_site, path) for output in cell.outputs]
-        for row in (row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())):
-            said.add((row["id"], row["verdict"], "none" if row["value"] is None else f"{row['value']:z.3f}"))
+        for row in (
+            row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())
+        ):
+            said.add(
+                (
+                    row["id"],
+                    row["verdict"],
+                    "none" if row["value"] is None else f"{row['value']:z.3f}",
+                )
+            )
     visit(page, smoke_site / "ledger.html")
     rows = page.locator(".ledger details.claim").evaluate_all(
         "(all) => all.flatMap((line) => [...line.querySelectorAll('tbody tr')].map((row) => "
         "[line.id, row.cells[1].textContent, row.cells[2].textContent]))"
     )
-    assert {(name, verdict.split(" (")[0], number.split(" [")[0]) for name, verdict, number in rows} == said
-    names = page.locator(".ledger details.claim").evaluate_all("(all) => all.map((line) => line.id)")
+    assert {
+        (name, verdict.split(" (")[0], number.split(" [")[0]) for name, verdict, number in rows
+    } == said
+    names = page.locator(".ledger details.claim").evaluate_all(
+        "(all) => all.map((line) => line.id)"
+    )
     assert sorted(names) == sorted(name for paper in claims.PAPERS for name in claims.load(paper))
     assert page.evaluate("document.querySelector('main').scrollHeight") < 15 * 800
 
@@ -494,8 +554,13 @@ def test_the_ledger_can_be_had_for_one_model(smoke_site, page):
     page.get_by_label("judged on").select_option("MiniLM")
     shown = page.locator(".ledger details.claim:visible").all()
     assert 0 < len(shown) < every
-    assert all(any("MiniLM" in chip for chip in line.locator(".chip").all_inner_texts()) for line in shown)
-    assert page.locator("form.ledger-filter output").inner_text() == f"{len(shown)} of {every} claims shown"
+    assert all(
+        any("MiniLM" in chip for chip in line.locator(".chip").all_inner_texts()) for line in shown
+    )
+    assert (
+        page.locator("form.ledger-filter output").inner_text()
+        == f"{len(shown)} of {every} claims shown"
+    )
 
 
 def test_the_first_screen_of_the_index_has_a_cone_and_four_findings(smoke_site, browser):
@@ -525,7 +590,9 @@ def test_a_page_with_a_view_brings_its_tables_once_and_vega_and_no_other_page_do
         tables = TABLE.findall(text)
         assert len({key for key, _ in tables}) == len(tables), path.name
         assert sum(len(table.encode()) for _, table in tables) <= 300_000, path.name
-        scripts = re.findall(r'<script defer="defer" src="\S*_static/(vega.min|views)\.js\S*"></script>', text)
+        scripts = re.findall(
+            r'<script defer="defer" src="\S*_static/(vega.min|views)\.js\S*"></script>', text
+        )
         assert scripts == ["vega.min", "views"] * bool(tables), path.name
         assert "vega.min" in text or not tables
         with_views |= {path.stem} if tables else set()
@@ -562,9 +629,13 @@ def test_without_scripts_and_on_paper_a_picture_stands_for_a_view(smoke_site, br
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_the_ink_of_views_is_that_of_the_text(smoke_site, browser, mode):
-    """Whose contrast axe looks after: marks that cannot be told from the ground would be it, too."""
+    """Whose contrast axe looks after: marks that cannot be told from the ground would be it,
+    too.
+    """
     with browser.new_context() as context:
-        context.add_init_script(f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}')")
+        context.add_init_script(
+            f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}')"
+        )
         page = context.new_page()
         visit(page, smoke_site / "explorer.html")
         for figure in page.locator("figure.view").all():
@@ -572,4 +643,7 @@ def test_the_ink_of_views_is_that_of_the_text(smoke_site, browser, mode):
             colours = "(all) => [...new Set(all.map((part) => getComputedStyle(part).fill))]"
             text = page.locator("main p").first.evaluate("(p) => getComputedStyle(p).color")
             assert figure.locator("svg text").evaluate_all(colours) == [text]
-            assert figure.evaluate("(figure) => getComputedStyle(figure).backgroundColor") == "rgba(0, 0, 0, 0)"
+            assert (
+                figure.evaluate("(figure) => getComputedStyle(figure).backgroundColor")
+                == "rgba(0, 0, 0, 0)"
+            )

@@ -27,7 +27,9 @@ def read(figure) -> pd.DataFrame:
 
 @pytest.mark.parametrize("draw", [sns.lineplot, sns.scatterplot, sns.relplot, sns.catplot])
 def test_a_figure_has_the_table_that_seaborn_drew(draw):
-    pd.testing.assert_frame_equal(read(_noting(draw)(TABLE, x="x", y="y", hue="model").figure), TABLE)
+    pd.testing.assert_frame_equal(
+        read(_noting(draw)(TABLE, x="x", y="y", hue="model").figure), TABLE
+    )
 
 
 def test_tables_of_one_figure_stand_below_each_other_and_a_named_index_is_a_column():
@@ -57,7 +59,8 @@ def test_without_seaborn_there_are_the_points_of_lines_or_nothing():
 def test_a_slider_has_the_tables_of_its_frames():
     """Also where these have a column of what the slider moves along."""
     frames = {
-        str(step): _noting(sns.scatterplot)(TABLE, x="x", y="y", ax=Figure().subplots()).figure for step in (1, 2)
+        str(step): _noting(sns.scatterplot)(TABLE, x="x", y="y", ax=Figure().subplots()).figure
+        for step in (1, 2)
     }
     shown = of_frames(figures.Slider(frames, "x", "slider-a", "A.", "dots"))
     found = pd.read_csv(io.StringIO(shown["text/csv"]))

@@ -1,4 +1,6 @@
-"""A report on two models, built once: what it holds, and what keeps the last one. The index, and bad input."""
+"""A report on two models, built once: what it holds, and what keeps the last one. The index, and
+bad input.
+"""
 
 import errno
 import importlib.metadata
@@ -47,7 +49,9 @@ def lines(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tiny_folder, tmp_path_factory) -> list[Path]:
-    """A model whose layers share their weights, and another of the same name that moved a little, as in fine-tuning."""
+    """A model whose layers share their weights, and another of the same name that moved a little,
+    as in fine-tuning.
+    """
     first = tiny_folder("albert")
     model, tokenizer = tiny.build("albert")
     torch.manual_seed(1)
@@ -84,10 +88,13 @@ def none_is_empty(report: Path) -> None:
 
 
 def files(folder: Path) -> dict[str, int]:
-    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()
+    }
 
 
-# --- What a report holds ---------------------------------------------------------------------------------------------
+# --- What a report holds
+# ---------------------------------------------------------------------------------------------
 
 
 def test_every_page_that_applies_is_there_and_its_finding_on_the_first(built):
@@ -137,7 +144,16 @@ def test_every_address_in_a_report_is_of_a_file_in_it_wherever_it_lies(built, tm
 
 
 def test_differences_have_their_figure_on_every_page_of_two_models(built):
-    for page in ("similarity", "within", "drift", "attention", "sinks", "spikes", "contributions", "interventions"):
+    for page in (
+        "similarity",
+        "within",
+        "drift",
+        "attention",
+        "sinks",
+        "spikes",
+        "contributions",
+        "interventions",
+    ):
         assert "What differs" in words(built / "report" / f"{page}.html"), page
     table = pd.read_csv(built / "_static" / "figures" / "fig-similarity-difference.csv")
     assert {"difference", "ci_low", "ci_high"} <= {*table}
@@ -145,7 +161,10 @@ def test_differences_have_their_figure_on_every_page_of_two_models(built):
 
 
 def test_what_interventions_do_and_the_explorer_are_of_both_models(built):
-    titles = {model["title"] for model in json.loads((built / "report.json").read_text(encoding="utf-8"))["models"]}
+    titles = {
+        model["title"]
+        for model in json.loads((built / "report.json").read_text(encoding="utf-8"))["models"]
+    }
     table = pd.read_csv(built / "_static" / "figures" / "fig-interventions.csv")
     for title in titles:
         of_model = table[table["model"] == title]
@@ -155,11 +174,16 @@ def test_what_interventions_do_and_the_explorer_are_of_both_models(built):
     page = (built / "report" / "explorer.html").read_text(encoding="utf-8")
     for title in titles:
         assert f"{title}</option>" in page
-    assert all(len(data) < 300_000 for data in re.findall('<script class="table".*?</script>', page, re.DOTALL))
+    assert all(
+        len(data) < 300_000
+        for data in re.findall('<script class="table".*?</script>', page, re.DOTALL)
+    )
 
 
 def test_norms_differ_by_what_the_tables_say_with_an_interval(built):
-    """On the page of spikes: the mean and the median have one, paired over texts; the largest has none."""
+    """On the page of spikes: the mean and the median have one, paired over texts; the largest has
+    none.
+    """
     said = words(built / "report" / "spikes.html").partition("What differs")[2]
     means = pd.read_csv(built / "tables" / "mean_vector_difference.csv").query("space == 'hidden'")
     norms = pd.read_csv(built / "tables" / "token_norms_difference.csv")
@@ -189,10 +213,16 @@ def test_the_json_is_that_of_its_schema_and_of_the_tables(built):
     for model in found["models"]:
         rows = table[(table["model"] == model["title"]) & (table["layer"] == 2)]
         for space, row in model["layers"][2]["anisotropy"].items():
-            assert row["value"] == pytest.approx(rows.loc[rows["space"] == space, "cosine"].mean(), rel=1e-4)
+            assert row["value"] == pytest.approx(
+                rows.loc[rows["space"] == space, "cosine"].mean(), rel=1e-4
+            )
     # Of spaces without heads, the paired difference is that of the tables.
     wanted = pd.read_csv(built / "tables" / "anisotropy_difference.csv").query("space == 'hidden'")
-    rows = [row for row in found["differences"] if (row["quantity"], row["of"]) == ("anisotropy", "hidden")]
+    rows = [
+        row
+        for row in found["differences"]
+        if (row["quantity"], row["of"]) == ("anisotropy", "hidden")
+    ]
     for row, other in zip(rows, wanted.itertuples(), strict=True):
         assert [row[name] for name in ("difference", "ci_low", "ci_high")] == pytest.approx(
             [other.difference, other.ci_low, other.ci_high], rel=1e-3, abs=1e-6
@@ -211,7 +241,8 @@ def test_the_model_card_is_one(built):
     assert result.metric_value == pytest.approx(highest)
 
 
-# --- What keeps the last good one ------------------------------------------------------------------------------------
+# --- What keeps the last good one
+# ------------------------------------------------------------------------------------
 
 
 def test_a_failed_report_leaves_the_last_one_as_it_was(built, models, lines, monkeypatch):
@@ -228,7 +259,9 @@ def test_a_failed_report_leaves_the_last_one_as_it_was(built, models, lines, mon
     assert {path.name for path in built.glob(".*")} == {SEAL, ".buildinfo", ".key"}
 
 
-def test_units_tokenizer_device_and_workers_are_those_of_all_that_is_measured(tiny_folder, tmp_path, monkeypatch):
+def test_units_tokenizer_device_and_workers_are_those_of_all_that_is_measured(
+    tiny_folder, tmp_path, monkeypatch
+):
     """Of the pages too, which find the measurements by them."""
     folder, data, seen, given = tiny_folder("bert"), tmp_path / "texts.csv", [], {}
     rows = [f"{text.replace(',', '')},{number % 3}" for number, text in enumerate(tiny.TEXTS * 2)]
@@ -256,7 +289,13 @@ def test_units_tokenizer_device_and_workers_are_those_of_all_that_is_measured(ti
     # On a page, they are what is compared with.
     kept = tmp_path / "kept"
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(kept))
-    names = {"models": [str(folder)], "data": f"{data}:text", "limit": 1500, "seed": 0, "options": asked}
+    names = {
+        "models": [str(folder)],
+        "data": f"{data}:text",
+        "limit": 1500,
+        "seed": 0,
+        "options": asked,
+    }
     found = run_cells(str(reports.HOME / "similarity"), "comparison = compare(", **names)
     (tables,) = found["comparison"].trained.values()
     few = load_corpus(f"{data}:text", units="document")
@@ -270,18 +309,27 @@ def test_units_tokenizer_device_and_workers_are_those_of_all_that_is_measured(ti
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [({"device": "warp"}, "warp"), ({"units": "document"}, "document"), ({"workers": 0}, "workers is 0")],
+    [
+        ({"device": "warp"}, "warp"),
+        ({"units": "document"}, "document"),
+        ({"workers": 0}, "workers is 0"),
+    ],
 )
-def test_a_report_refuses_a_bad_option_before_it_loads_a_model(asked, words, models, lines, tmp_path, monkeypatch):
+def test_a_report_refuses_a_bad_option_before_it_loads_a_model(
+    asked, words, models, lines, tmp_path, monkeypatch
+):
     monkeypatch.setattr(reports, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(AnalysisError, match=words):
         build_report([str(models[0])], str(lines), tmp_path / "out", **asked)
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [("2.1.7", "2.1.7 is installed"), ("10.0", "10.0 is installed"), (None, "none is installed")]
+    ("version", "words"),
+    [("2.1.7", "2.1.7 is installed"), ("10.0", "10.0 is installed"), (None, "none is installed")],
 )
-def test_without_jupyter_book_1_nothing_is_measured(version, words, models, lines, tmp_path, monkeypatch):
+def test_without_jupyter_book_1_nothing_is_measured(
+    version, words, models, lines, tmp_path, monkeypatch
+):
     def installed(name: str) -> str:
         assert name == "jupyter-book"
         if version is None:
@@ -331,7 +379,9 @@ reports.build_report(sys.argv[1:3], *sys.argv[3:])
 """
 
 
-def test_a_killed_report_leaves_the_last_one_and_the_next_clears_up(built, models, lines, monkeypatch):
+def test_a_killed_report_leaves_the_last_one_and_the_next_clears_up(
+    built, models, lines, monkeypatch
+):
     before = files(built)
     command = [sys.executable, "-c", KILLED, *models, lines, built]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == -9
@@ -348,7 +398,9 @@ def full(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("place", ["the pages", "a notebook", "the tables"])
-def test_a_full_disk_is_one_line_and_leaves_the_last_report(place, built, models, lines, monkeypatch):
+def test_a_full_disk_is_one_line_and_leaves_the_last_report(
+    place, built, models, lines, monkeypatch
+):
     before = files(built)
     if place == "the pages":
         monkeypatch.setattr(shutil, "copy", full)
@@ -378,11 +430,15 @@ async def not_run(copy: nbformat.NotebookNode, *_: object) -> tuple[None, None, 
 def test_a_folder_that_is_no_report_is_left_alone(models, lines, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "src").mkdir()
-    with pytest.raises(AnalysisError, match=r"holds notes\.txt, which is no part of a report: give another folder"):
+    with pytest.raises(
+        AnalysisError, match=r"holds notes\.txt, which is no part of a report: give another folder"
+    ):
         build_report([str(models[0])], str(lines), tmp_path)
     # Other programs have files of this name.
     (tmp_path / "report.json").write_text("{}")
-    with pytest.raises(AnalysisError, match=r"holds notes\.txt, which is no part of a report: give another folder"):
+    with pytest.raises(
+        AnalysisError, match=r"holds notes\.txt, which is no part of a report: give another folder"
+    ):
         build_report([str(models[0])], str(lines), tmp_path)
     with pytest.raises(AnalysisError, match=r"cannot be written \(it is a file\)"):
         build_report([str(models[0])], str(lines), tmp_path / "notes.txt")
@@ -403,7 +459,9 @@ def quick_site(monkeypatch) -> list[str]:
     return pages
 
 
-def test_what_a_user_puts_into_a_report_stays_when_it_is_made_again(quick_site, models, lines, tmp_path):
+def test_what_a_user_puts_into_a_report_stays_when_it_is_made_again(
+    quick_site, models, lines, tmp_path
+):
     given, out = ([str(models[0])], str(lines)), tmp_path / "out"
     (tmp_path / "elsewhere").mkdir()
     out.symlink_to(tmp_path / "elsewhere")
@@ -420,11 +478,19 @@ def test_what_a_user_puts_into_a_report_stays_when_it_is_made_again(quick_site, 
     assert json.loads((out / "report.json").read_text(encoding="utf-8"))["title"] == "Anew"
     assert str(tmp_path) not in (out / SEAL).read_text(encoding="utf-8")
     before = files(out)
-    for other in (([str(models[1])], str(lines)), ([*map(str, models)], str(lines)), ([str(models[0])], "news")):
-        with pytest.raises(AnalysisError, match=r"holds what analysis-lib report wrote of .*: give another folder"):
+    for other in (
+        ([str(models[1])], str(lines)),
+        ([*map(str, models)], str(lines)),
+        ([str(models[0])], "news"),
+    ):
+        with pytest.raises(
+            AnalysisError, match=r"holds what analysis-lib report wrote of .*: give another folder"
+        ):
             build_report(*other, out)
     (out / "index.html").write_text("<p>my words")
-    with pytest.raises(AnalysisError, match=r"index\.html has been changed since analysis-lib wrote it: move it"):
+    with pytest.raises(
+        AnalysisError, match=r"index\.html has been changed since analysis-lib wrote it: move it"
+    ):
         build_report(*given, out)
     assert (out / "index.html").read_text() == "<p>my words"
     assert files(out).keys() == before.keys()
@@ -433,7 +499,9 @@ def test_what_a_user_puts_into_a_report_stays_when_it_is_made_again(quick_site, 
 def test_a_report_of_another_precision_replaces_the_last_one(quick_site, models, lines, tmp_path):
     for dtype in ("", "@dtype=float64"):
         build_report([f"{models[0]}{dtype}"], str(lines), tmp_path / "out", limit=6)
-    (model,) = json.loads((tmp_path / "out" / "geometry.json").read_text(encoding="utf-8"))["models"]
+    (model,) = json.loads((tmp_path / "out" / "geometry.json").read_text(encoding="utf-8"))[
+        "models"
+    ]
     assert model["dtype"] == "float64"
 
 
@@ -447,7 +515,9 @@ def test_a_report_of_another_precision_replaces_the_last_one(quick_site, models,
         (["nowhere/at-all"], "lines", "nowhere/at-all"),
     ],
 )
-def test_what_cannot_be_reported_is_refused_in_one_line(given, data, message, models, lines, tmp_path, monkeypatch):
+def test_what_cannot_be_reported_is_refused_in_one_line(
+    given, data, message, models, lines, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     given = [name.replace("bert", str(models[0])) for name in given]
     with pytest.raises(AnalysisError, match=message):
@@ -455,7 +525,8 @@ def test_what_cannot_be_reported_is_refused_in_one_line(given, data, message, mo
     assert not (tmp_path / "out").exists()
 
 
-# --- Which pages apply -----------------------------------------------------------------------------------------------
+# --- Which pages apply
+# -----------------------------------------------------------------------------------------------
 
 
 def staged(name: str, folder: Path, tmp_path: Path, is_run: bool = False) -> tuple[list[str], dict]:
@@ -471,13 +542,21 @@ def staged(name: str, folder: Path, tmp_path: Path, is_run: bool = False) -> tup
 @pytest.mark.parametrize(
     ("architecture", "without", "with_"),
     [
-        ("gpt2", {"training"}, {"attention", "sinks", "contributions", "spikes", "interventions", "explorer"}),
+        (
+            "gpt2",
+            {"training"},
+            {"attention", "sinks", "contributions", "spikes", "interventions", "explorer"},
+        ),
         (
             "resnet-basic",
             {"attention", "sinks", "contributions", "within", "interventions", "explorer"},
             {"similarity", "drift", "among"},
         ),
-        ("vit", {"training"}, {"attention", "sinks", "within", "among", "interventions", "explorer"}),
+        (
+            "vit",
+            {"training"},
+            {"attention", "sinks", "within", "among", "interventions", "explorer"},
+        ),
         ("segformer", {"training"}, {"attention", "explorer", "interventions"}),
         ("cvt", {"training"}, {"attention", "interventions"}),
         ("wav2vec2", {"training"}, {"attention", "sinks", "within", "interventions"}),
@@ -501,14 +580,17 @@ def test_the_claims_can_be_asked_of_an_encoder_with_a_decoder(tiny_folder):
     """Whose attention to the encoder is a layer without hidden states."""
     from analysis_book.papers.godey.anisotropy import cosines, isotropic_excess
 
-    tables = measure_sensible(load_model(str(tiny_folder("t5"))), load_corpus([*tiny.TEXTS]), ["anisotropy"], False)
+    tables = measure_sensible(
+        load_model(str(tiny_folder("t5"))), load_corpus([*tiny.TEXTS]), ["anisotropy"], False
+    )
     assert tables.layers["width"].isna().any()
     excess = isotropic_excess(tables)
     assert [*excess.index] == [*cosines(tables).index]
     assert excess.notna().all()
 
 
-# --- Models that nobody here has -------------------------------------------------------------------------------------
+# --- Models that nobody here has
+# -------------------------------------------------------------------------------------
 
 
 SMILES = [
@@ -527,11 +609,24 @@ def chemist(folder: Path) -> None:
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
     ends = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
-    made.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=ends
+    )
+    names = dict(
+        zip(
+            ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True
+        )
+    )
     transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder)
-    size = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
-    transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(vocabulary), **size)).save_pretrained(folder)
+    size = {
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    transformers.BertForMaskedLM(
+        transformers.BertConfig(vocab_size=len(vocabulary), **size)
+    ).save_pretrained(folder)
 
 
 def test_a_report_on_an_unseen_model_has_every_page_and_none_is_empty(tmp_path):
@@ -550,10 +645,13 @@ def test_a_report_on_an_unseen_model_has_every_page_and_none_is_empty(tmp_path):
     assert "loss of masked tokens" in words(out / "report" / "interventions.html")
 
 
-# --- Runs of training ------------------------------------------------------------------------------------------------
+# --- Runs of training
+# ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_shows_its_first_and_last_checkpoint_and_all_along_training(models, lines, tmp_path, monkeypatch):
+def test_a_run_shows_its_first_and_last_checkpoint_and_all_along_training(
+    models, lines, tmp_path, monkeypatch
+):
     run = tmp_path / "run"
     for step, model in zip((500, 5000, 10000), (*models, models[0]), strict=True):
         shutil.copytree(model, run / f"checkpoint-{step}")
@@ -563,26 +661,130 @@ def test_a_run_shows_its_first_and_last_checkpoint_and_all_along_training(models
     seen = {}
 
     def note(_profile: str, parameters: dict, root: Path, out: Path) -> None:
-        seen.update(parameters=parameters, pages=[path.stem for path in (root / "book" / "report").glob("*.ipynb")])
+        seen.update(
+            parameters=parameters,
+            pages=[path.stem for path in (root / "book" / "report").glob("*.ipynb")],
+        )
         out.mkdir()
 
     monkeypatch.setattr(reports, "build_book", note)
     build_report([str(run)], str(lines), tmp_path / "out", limit=6)
-    assert seen["parameters"]["models"] == [str(run / "checkpoint-500"), str(run / "checkpoint-10000")]
+    assert seen["parameters"]["models"] == [
+        str(run / "checkpoint-500"),
+        str(run / "checkpoint-10000"),
+    ]
     assert seen["parameters"]["run"] == str(run)
     assert "training" in seen["pages"]
     table = pd.read_csv(tmp_path / "out" / "tables" / "training.csv")
-    assert [*dict.fromkeys(table["model"])] == ["checkpoint-500", "checkpoint-5000", "checkpoint-10000"]
+    assert [*dict.fromkeys(table["model"])] == [
+        "checkpoint-500",
+        "checkpoint-5000",
+        "checkpoint-10000",
+    ]
 
 
-# --- The index -------------------------------------------------------------------------------------------------------
+# --- The index
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+#
+# -------------------------------------------------------------------------------------------------------
 
 
 def fake(folder: Path, name: str, title: str) -> None:
     (folder / name).mkdir(parents=True)
     numbers = {"highest average cosine": 0.5, "lowest entropy": None}
     model = {"name": name, "title": title, "model_revision": "r", "headlines": numbers}
-    about = {"version": 1, "title": title, "data": "some/lines.txt", "texts": 1500, "models": [model, model]}
+    about = {
+        "version": 1,
+        "title": title,
+        "data": "some/lines.txt",
+        "texts": 1500,
+        "models": [model, model],
+    }
     (folder / name / "report.json").write_text(json.dumps(about), encoding="utf-8")
 
 
@@ -630,7 +832,10 @@ def test_an_index_of_ones_own_or_one_that_was_changed_is_not_replaced(tmp_path):
     fake(tmp_path, "one", "One")
     page = tmp_path / "index.html"
     mine = f'<meta name="generator" content="{reports.INDEX}"><!-- {reports.INDEX} 0123 -->\n'
-    for text in (mine, build_index(tmp_path).read_text(encoding="utf-8").replace("Reports", "My reports")):
+    for text in (
+        mine,
+        build_index(tmp_path).read_text(encoding="utf-8").replace("Reports", "My reports"),
+    ):
         page.unlink(missing_ok=True)
         page.write_text(text, encoding="utf-8")
         with pytest.raises(AnalysisError, match="is no index of reports: move it"):
@@ -672,7 +877,9 @@ DAMAGED = {
 def test_a_damaged_neighbour_is_left_out_with_a_note(damage, tmp_path, caplog):
     fake(tmp_path, "one", "One")
     (tmp_path / "two").mkdir()
-    (tmp_path / "two" / "report.json").write_text(DAMAGED[damage], encoding="utf-8", errors="surrogateescape")
+    (tmp_path / "two" / "report.json").write_text(
+        DAMAGED[damage], encoding="utf-8", errors="surrogateescape"
+    )
     text = build_index(tmp_path).read_text(encoding="utf-8")
     assert "1 in this folder" in text
     assert "one/index.html" in text
@@ -682,7 +889,9 @@ def test_a_damaged_neighbour_is_left_out_with_a_note(damage, tmp_path, caplog):
     assert "\n" not in note
 
 
-def test_a_report_is_finished_whatever_is_wrong_beside_it(quick_site, models, lines, tmp_path, caplog):
+def test_a_report_is_finished_whatever_is_wrong_beside_it(
+    quick_site, models, lines, tmp_path, caplog
+):
     fake(tmp_path, "one", "One")
     build_index(tmp_path)
     for number, (_, content) in enumerate(DAMAGED.items()):
@@ -695,10 +904,13 @@ def test_a_report_is_finished_whatever_is_wrong_beside_it(quick_site, models, li
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "2 in this folder" in text
     assert "new/index.html" in text
-    assert sum("left out of the index" in message for message in caplog.messages) == len(DAMAGED) + 1
+    assert (
+        sum("left out of the index" in message for message in caplog.messages) == len(DAMAGED) + 1
+    )
 
 
-# --- The notebooks ---------------------------------------------------------------------------------------------------
+# --- The notebooks
+# ---------------------------------------------------------------------------------------------------
 
 
 @every_page
@@ -737,15 +949,27 @@ def test_every_model_has_its_outlier_in_the_finding_in_the_order_of_the_models()
 
 
 def test_interventions_in_a_cvt_are_in_the_channels_of_its_middle_layer(tiny_folder):
-    """Stages have widths of their own, and the pages before this one may read a map as one vector."""
+    """Stages have widths of their own, and the pages before this one may read a map as one
+    vector.
+    """
     folder, seen = str(tiny_folder("cvt")), []
     names = {"models": [folder], "data": "digits", "limit": 12}
-    cells = ("comparison = compare(", "def arms(", "measured = {", "effects = pd.concat(", "if lost:")
+    cells = (
+        "comparison = compare(",
+        "def arms(",
+        "measured = {",
+        "effects = pd.concat(",
+        "if lost:",
+    )
     found = run_cells(str(reports.HOME / "interventions"), *cells, **names)
     model, processor = tiny.build("cvt")
     images = load_corpus("digits", limit=12, seed=0)
     # The second block of the second stage.
-    handle = model.encoder.stages[1].layers[1].register_forward_hook(lambda _m, _a, out: seen.append(out[0]))
+    handle = (
+        model.encoder.stages[1]
+        .layers[1]
+        .register_forward_hook(lambda _m, _a, out: seen.append(out[0]))
+    )
     for item in images.items:
         with torch.no_grad():
             model(processor(item.load().convert("RGB"), return_tensors="pt")["pixel_values"])
@@ -754,7 +978,9 @@ def test_interventions_in_a_cvt_are_in_the_channels_of_its_middle_layer(tiny_fol
     (tables,) = found["comparison"].trained.values()
     assert [*found["arms"](tables)["largest dimensions"][0].dimensions] == largest
     change = Replace("residual", layers=3, dimensions=largest)
-    cosine = measure(folder, images, "output_change", intervention=change, progress=False)["output_change"]["cosine"]
+    cosine = measure(folder, images, "output_change", intervention=change, progress=False)[
+        "output_change"
+    ]["cosine"]
     effects = found["effects"].set_index("arm")["effect"]
     assert {*effects.index} == {"largest dimensions", "random dimensions", "mean vector"}
     assert effects["largest dimensions"] == pytest.approx(1 - cosine.item(), abs=1e-6)
@@ -765,16 +991,26 @@ def test_figures_have_names_of_their_own():
     named = []
     for name in PAGES:
         notebook = nbformat.read(reports.HOME / f"{name}.ipynb", 4)
-        named += [cell.metadata["mystnb"]["figure"]["name"] for cell in notebook.cells if "mystnb" in cell.metadata]
-        named += [found for cell in notebook.cells for found in re.findall(r'"(tbl-[\w-]+)"', cell.source)]
+        named += [
+            cell.metadata["mystnb"]["figure"]["name"]
+            for cell in notebook.cells
+            if "mystnb" in cell.metadata
+        ]
+        named += [
+            found for cell in notebook.cells for found in re.findall(r'"(tbl-[\w-]+)"', cell.source)
+        ]
     assert len(named) == len({*named})
 
 
 def test_the_page_among_others_has_the_references_of_its_kind_but_itself(tiny_folder):
     from analysis_book.papers.geometry import references
 
-    tables = measure_sensible(load_model(str(tiny_folder("bert"))), load_corpus([*tiny.TEXTS]), ["anisotropy"], False)
-    assert {*references(tables)["model"]} == {"MiniLM", "MPNet", "SmolLM2"} or len({*references(tables)["model"]}) == 3
+    tables = measure_sensible(
+        load_model(str(tiny_folder("bert"))), load_corpus([*tiny.TEXTS]), ["anisotropy"], False
+    )
+    assert {*references(tables)["model"]} == {"MiniLM", "MPNet", "SmolLM2"} or len(
+        {*references(tables)["model"]}
+    ) == 3
     own = measure_sensible(load_model("minilm"), load_corpus([*tiny.TEXTS]), ["anisotropy"], False)
     assert len({*references(own)["model"]}) == 2
     rows = references(own)

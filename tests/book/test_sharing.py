@@ -1,4 +1,6 @@
-"""What pages say of the machine that they were made on: the names of models and data, not the way to them."""
+"""What pages say of the machine that they were made on: the names of models and data, not the way
+to them.
+"""
 
 import json
 from html import escape
@@ -15,7 +17,13 @@ from analysis_lib.corpora.sharing import data_name, data_to_share
 def test_parameters_name_models_runs_and_data_and_nothing_else_changes():
     given = {
         "model": "/home/jane/a model+/home/jane/adapters/legal@dtype=bfloat16",
-        "models": ["minilm", "google/canine-c", "models/own", "/home/jane/x/gpt", "/home/jane/y/gpt:untrained@seed=2"],
+        "models": [
+            "minilm",
+            "google/canine-c",
+            "models/own",
+            "/home/jane/x/gpt",
+            "/home/jane/y/gpt:untrained@seed=2",
+        ],
         "run": "/home/jane/trainer",
         "data": "/home/jane/reviews.csv:text/of all",
         "text_data": "../photos/",
@@ -50,7 +58,10 @@ def test_what_cells_have_shown_is_without_the_way_in_every_form(tmp_path):
     (home / "lines.txt").write_text("\n".join(tiny.TEXTS))
     data = f"{home}/lines.txt"
     forms = [data, plain(data), escape(data), json.dumps(data)]
-    outputs = [nbformat.v4.new_output("display_data", {"text/html": form, "text/markdown": [form]}) for form in forms]
+    outputs = [
+        nbformat.v4.new_output("display_data", {"text/html": form, "text/markdown": [form]})
+        for form in forms
+    ]
     cells = [
         nbformat.v4.new_code_cell('data: str = "news"', metadata={"tags": ["parameters"]}),
         nbformat.v4.new_code_cell(f"data = {data!r}", metadata={"tags": ["injected-parameters"]}),

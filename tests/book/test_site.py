@@ -64,7 +64,8 @@ def built(tmp_path_factory) -> Path:
     for name in ("_config.yml", "book/status.md"):
         shutil.copy(ROOT / name, root / name)
     (root / "_toc.yml").write_text(
-        "format: jb-book\nroot: index\nchapters:\n  - file: part/one\n  - file: part/two\n  - file: status\n"
+        "format: jb-book\nroot: index\nchapters:\n  - file: part/one\n  - file: part/two\n  - "
+        "file: status\n"
     )
     (root / "book" / "index.md").write_text(INDEX)
     (root / "book" / "references.bib").write_text("@misc{a, author={A. Author}, title={T}, year=1}")
@@ -120,9 +121,15 @@ def test_profile_goes_under_each_notebook_that_has_the_parameter(built):
 
 
 def test_neighbours_are_executed_one_after_the_other(tmp_path, monkeypatch):
-    """Two cores, and a first notebook that takes longest: the other core comes from the end for its neighbours."""
+    """Two cores, and a first notebook that takes longest: the other core comes from the end for its
+    neighbours.
+    """
     write(notebook := tmp_path / "one.ipynb", "1")
-    tasks, begun, others = [site.Task(name, notebook, {}, notebook, "") for name in "abcdef"], [], asyncio.Event()
+    tasks, begun, others = (
+        [site.Task(name, notebook, {}, notebook, "") for name in "abcdef"],
+        [],
+        asyncio.Event(),
+    )
 
     async def execute(_, __, ___, ____, _threads, _on_cell, line_file):
         begun.append(line_file.name)
@@ -161,13 +168,18 @@ def test_the_parameters_are_shown_as_they_ran(built):
     text = words(built / "_build" / "html" / "part" / "one.html")
     assert "layers : list = [ 7 ] # the layers to show limit : int = 3 # how many" in text
     assert "# Parameters" not in text
-    assert "python -m analysis_lib run part/one -p layers '[7]' -p limit 3" in " ".join(text.replace("\\", " ").split())
+    assert "python -m analysis_lib run part/one -p layers '[7]' -p limit 3" in " ".join(
+        text.replace("\\", " ").split()
+    )
 
 
 def test_a_page_brings_its_figures_and_its_notebook_without_outputs(built):
     site = built / "_build" / "html"
     assert (site / "_static" / "figures" / "fig-a.png").read_bytes() == b64decode(PICTURE)
-    assert '<a href="../_static/figures/fig-a.png" download>PNG</a>' in (site / "part" / "two.html").read_text()
+    assert (
+        '<a href="../_static/figures/fig-a.png" download>PNG</a>'
+        in (site / "part" / "two.html").read_text()
+    )
     for page, cells in ("two", 5), ("one", 2):
         notebook = nbformat.read(site / "_sources" / "part" / f"{page}.ipynb", 4)
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -193,7 +205,10 @@ def test_the_first_page_has_what_the_others_found(built):
     assert [*map(int, counts)] == [1, 0, 0, 0, 0, of_maruta - 1]
     page = (built / "_build" / "html" / "index.html").read_text()
     assert '<a href="part/two.html#maruta-early-cls">MiniLM</a>' in page
-    assert page.count('<span class="chip">not run</span>') == sum(len(claims.load(p)) for p in claims.PAPERS) - 1
+    assert (
+        page.count('<span class="chip">not run</span>')
+        == sum(len(claims.load(p)) for p in claims.PAPERS) - 1
+    )
 
 
 def test_nothing_changed_executes_and_builds_nothing(root, monkeypatch):
@@ -205,7 +220,9 @@ def test_nothing_changed_executes_and_builds_nothing(root, monkeypatch):
 
 
 def test_a_changed_notebook_is_executed_and_no_other(root):
-    """Launch buttons and a link appear once the repository has an address, which executes nothing."""
+    """Launch buttons and a link appear once the repository has an address, which executes
+    nothing.
+    """
 
     def page() -> str:
         return (root / "_build" / "html" / "part" / "one.html").read_text()
@@ -220,7 +237,10 @@ def test_a_changed_notebook_is_executed_and_no_other(root):
     assert "_build/html/index.html" in changed
     assert {n for n in changed if "executed" in n} == {"_build/executed/default/part/two.ipynb"}
     assert outputs(executed(root, "two")) == "3\n"
-    assert 'href="https://mybinder.org/v2/gh/owner/name/main?urlpath=lab/tree/book/part/one.ipynb"' in page()
+    assert (
+        'href="https://mybinder.org/v2/gh/owner/name/main?urlpath=lab/tree/book/part/one.ipynb"'
+        in page()
+    )
     assert 'href="https://github.com/owner/name"' in page()
 
 
@@ -326,7 +346,11 @@ def test_two_builds_at_once_execute_each_notebook_once(root):
     """The second one waits for the first, and finds all executed."""
     log, go = root / "log", root / "go"
     append = f"open({str(log)!r}, 'a').write"
-    write(root / "book" / "part" / "two.ipynb", f"{append}('two\\n')", parameters="n: int = 2  # number")
+    write(
+        root / "book" / "part" / "two.ipynb",
+        f"{append}('two\\n')",
+        parameters="n: int = 2  # number",
+    )
     waits = f"import pathlib, time\n{append}('one\\n')\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)"
     write(root / "book" / "part" / "one.ipynb", waits)
     command = [sys.executable, "-c", BUILD, root]
@@ -350,11 +374,15 @@ def test_a_build_that_was_killed_holds_up_no_other(root):
     first.kill()
     first.wait()
     write(root / "book" / "part" / "one.ipynb", "print(1)")
-    done = subprocess.run([sys.executable, "-c", BUILD, root], stderr=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, root], stderr=subprocess.PIPE, text=True, check=True
+    )
     assert "executed 1 of 2 notebooks" in done.stderr
 
 
-def test_what_is_put_beside_the_pages_stays_and_a_site_of_something_else_is_left_alone(root, no_pages):
+def test_what_is_put_beside_the_pages_stays_and_a_site_of_something_else_is_left_alone(
+    root, no_pages
+):
     html = root / "_build" / "html"
     (html / "CNAME").write_text("geometry.example.org")
     write(root / "book" / "part" / "one.ipynb", "print('new')")
@@ -364,7 +392,9 @@ def test_what_is_put_beside_the_pages_stays_and_a_site_of_something_else_is_left
     shutil.rmtree(html)
     html.mkdir()
     (html / "index.html").write_text("mine")
-    with pytest.raises(AnalysisError, match=r"index.html was not written by analysis-lib: move it.*make clean"):
+    with pytest.raises(
+        AnalysisError, match=r"index.html was not written by analysis-lib: move it.*make clean"
+    ):
         build_book(root=root)
     assert [path.name for path in html.iterdir()] == ["index.html"]
 
@@ -385,7 +415,9 @@ def test_ctrl_c_keeps_what_finished_and_says_so(root):
     before = state(root)
     call = "import sys, pathlib; from analysis_book.build import build_book; "
     call += "build_book(root=pathlib.Path(sys.argv[1]))"
-    run = subprocess.Popen([sys.executable, "-c", call, root], stderr=subprocess.PIPE, text=True, env=os.environ)
+    run = subprocess.Popen(
+        [sys.executable, "-c", call, root], stderr=subprocess.PIPE, text=True, env=os.environ
+    )
     wait_until(lambda: pid.exists() and pid.read_text(), run)
     run.send_signal(signal.SIGINT)
     _, written = run.communicate(timeout=PATIENCE)

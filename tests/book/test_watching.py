@@ -1,4 +1,6 @@
-"""How far notebooks are: on a terminal a bar of their cells, in a log a line for each and what runs inside them."""
+"""How far notebooks are: on a terminal a bar of their cells, in a log a line for each and what runs
+inside them.
+"""
 
 import asyncio
 import io
@@ -66,6 +68,8 @@ def test_a_notebook_that_runs_shows_how_far_it_is(monkeypatch, often, tmp_path, 
         return None, None, 0.0
 
     monkeypatch.setattr(notebook, "_run", run)
-    run_notebook(write(tmp_path / "mine.ipynb", "a = 1", "b = 2"), {}, tmp_path / "out" / "mine.ipynb")
+    run_notebook(
+        write(tmp_path / "mine.ipynb", "a = 1", "b = 2"), {}, tmp_path / "out" / "mine.ipynb"
+    )
     assert "mine minilm on news: 3 of 9 texts" in stream.getvalue()
     assert ("3/3" in stream.getvalue()) == stream.isatty()

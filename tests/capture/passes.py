@@ -5,7 +5,17 @@ import tiny
 import torch
 
 from analysis_lib import LoadedModel
-from analysis_lib.capture import SCORES, SPACES, WEIGHTS, Activations, Batch, Reading, Settings, batches, run
+from analysis_lib.capture import (
+    SCORES,
+    SPACES,
+    WEIGHTS,
+    Activations,
+    Batch,
+    Reading,
+    Settings,
+    batches,
+    run,
+)
 from analysis_lib.capture.batching import make_batches
 from analysis_lib.corpora import ArrayImage, Sound
 from analysis_lib.models.tokenization import encoded
@@ -27,11 +37,15 @@ def first_batch(loaded: LoadedModel, items: tuple, settings: Settings | None = N
 def batch_of(loaded: LoadedModel, texts: tuple[str, ...], special_tokens: bool = True) -> Batch:
     whole = encoded(loaded.name, loaded.tokenizer, texts, loaded.max_length)
     parts = [text.beginning(loaded.max_length) for text in whole]
-    (batch,) = make_batches(loaded, parts, range(len(parts)), special_tokens, 10**6, most_padding=10**6)
+    (batch,) = make_batches(
+        loaded, parts, range(len(parts)), special_tokens, 10**6, most_padding=10**6
+    )
     return batch
 
 
-def captured(loaded: LoadedModel, batch: Batch, needs: frozenset[str] = EVERYTHING) -> list[Activations]:
+def captured(
+    loaded: LoadedModel, batch: Batch, needs: frozenset[str] = EVERYTHING
+) -> list[Activations]:
     layers: list[Activations] = []
     run(loaded, batch, needs, layers.append)
     return layers

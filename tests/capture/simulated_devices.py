@@ -1,8 +1,10 @@
-"""Passes of tiny models over simulated devices, in a process of their own: ``simulated_devices.py 1:bert 2:bert``.
+"""Passes of tiny models over simulated devices, in a process of their own: ``simulated_devices.py
+1:bert 2:bert``.
 
-PyTorch's fake tensors lie on devices that need not exist. They have shapes and no values: an operation that asks for
-one, and would wait on a GPU until all work is done, fails, and so does one on tensors of two devices. The devices are
-registered with PyTorch, which from then on believes that there is a GPU: hence the process.
+PyTorch's fake tensors lie on devices that need not exist. They have shapes and no values: an
+operation that asks for one, and would wait on a GPU until all work is done, fails, and so does one
+on tensors of two devices. The devices are registered with PyTorch, which from then on believes that
+there is a GPU: hence the process.
 """
 
 import json
@@ -39,19 +41,30 @@ class NothingComesBack(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         target = (kwargs or {}).get("device")
-        if function is torch.ops.aten._to_copy.default and target == torch.device("cpu") != args[0].device:
+        if (
+            function is torch.ops.aten._to_copy.default
+            and target == torch.device("cpu") != args[0].device
+        ):
             raise RuntimeError(f"a tensor of shape {[*args[0].shape]} came back from its device")
         return function(*args, **(kwargs or {}))
 
 
-def moved(loaded: LoadedModel, batch: Batch, devices: tuple[str, ...], mode: FakeTensorMode) -> Batch:
-    """Spread the blocks of a model over the devices, as accelerate does, and move a batch to the first of them."""
+def moved(
+    loaded: LoadedModel, batch: Batch, devices: tuple[str, ...], mode: FakeTensorMode
+) -> Batch:
+    """Spread the blocks of a model over the devices, as accelerate does, and move a batch to the
+    first of them.
+    """
 
     def on(device: str, value: object) -> object:
         return mode.from_tensor(value).to(device) if isinstance(value, Tensor) else value
 
     blocks = [block for blocks in loaded.stacks.values() for block in blocks]
-    places = {m: devices[i * len(devices) // len(blocks)] for i, block in enumerate(blocks) for m in block.modules()}
+    places = {
+        m: devices[i * len(devices) // len(blocks)]
+        for i, block in enumerate(blocks)
+        for m in block.modules()
+    }
     for module in loaded.model.modules():
         device = places.get(module, devices[0])
         for name, weight in module._parameters.items():
@@ -66,11 +79,15 @@ def moved(loaded: LoadedModel, batch: Batch, devices: tuple[str, ...], mode: Fak
         for part in (batch.tokens, batch.shifted)
     )
     inputs = {name: on(first, value) for name, value in batch.inputs.items()}
-    return replace(batch, inputs=inputs, tokens=tokens, shifted=shifted, lengths=on(first, batch.lengths))
+    return replace(
+        batch, inputs=inputs, tokens=tokens, shifted=shifted, lengths=on(first, batch.lengths)
+    )
 
 
 def forward_alone(function: Callable, given: Tensor) -> tuple[Tensor, Callable]:
-    """In place of ``torch.func.vjp``: PyTorch's autograd knows one simulated device, and refuses a second one."""
+    """In place of ``torch.func.vjp``: PyTorch's autograd knows one simulated device, and refuses a
+    second one.
+    """
     return function(given), lambda _: (torch.empty_like(given),)
 
 
@@ -92,14 +109,19 @@ def measured(name: str, count: int) -> dict[str, object]:
 
     def from_mask(mask, queries, keys):
         masks.append(mask)
-        return Visibility(queries, keys, causal=mask is not None and queries.mask.shape == keys.mask.shape)
+        return Visibility(
+            queries, keys, causal=mask is not None and queries.mask.shape == keys.mask.shape
+        )
 
     Visibility.from_mask = from_mask
     with tempfile.TemporaryDirectory() as folder:
         loaded = load_model(tiny.save(Path(folder), name))
         batch = first_batch(loaded, tiny.items(name) * 2)
     # The moments of isotropy are summed in memory: a device may have no room for them.
-    metrics, report = [METRICS[name]() for name in METRICS if not METRICS[name].on_request], Report()
+    metrics, report = (
+        [METRICS[name]() for name in METRICS if not METRICS[name].on_request],
+        Report(),
+    )
 
     def receive(activations: Activations) -> None:
         for metric in metrics:
@@ -110,7 +132,9 @@ def measured(name: str, count: int) -> dict[str, object]:
         batch = moved(loaded, batch, DEVICES[:count], mode)
         vjp = torch.func.vjp if count == 1 else forward_alone
         with NothingComesBack(), mock.patch.object(torch.func, "vjp", vjp):
-            captured_pass(loaded, batch, frozenset().union(*(metric.needs for metric in metrics)), receive)
+            captured_pass(
+                loaded, batch, frozenset().union(*(metric.needs for metric in metrics)), receive
+            )
         try:
             report.close()
         except DataDependentOutputException:

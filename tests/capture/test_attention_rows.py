@@ -1,4 +1,6 @@
-"""Attention rows without the weights: whatever is taken at once, they are what the weights would give."""
+"""Attention rows without the weights: whatever is taken at once, they are what the weights would
+give.
+"""
 
 import math
 
@@ -13,7 +15,8 @@ from analysis_lib.models import TOKEN_TYPES
 pytestmark = pytest.mark.kernels
 
 UTTERANCES, HEADS, TOKENS, HEAD_DIM = 3, 2, 40, 8
-# How many scores are held at once: all; those of an utterance, and of a head; eleven rows; less than one row.
+# How many scores are held at once: all; those of an utterance, and of a head; eleven rows; less
+# than one row.
 ROOMS = (2**19, HEADS * TOKENS**2, TOKENS**2, 11 * TOKENS, 1)
 
 
@@ -39,7 +42,11 @@ def test_rows_are_those_of_the_weights(dtype, seen, biased, sharpness, monkeypat
     bias = drawn(1, HEADS, TOKENS, TOKENS) if biased else None
     lengths = torch.tensor([40, 23, 2]) if seen == "real" else torch.full((3,), TOKENS)
     mask = (torch.arange(TOKENS) < lengths.unsqueeze(1))[:, None, None]
-    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()[None, None] if seen == "earlier" else mask
+    mask = (
+        torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()[None, None]
+        if seen == "earlier"
+        else mask
+    )
     kinds = torch.randint(len(TOKEN_TYPES), (UTTERANCES, TOKENS), generator=generator)
     kinds = functional.one_hot(kinds, len(TOKEN_TYPES)).transpose(1, 2).double()
     counted = (torch.rand(UTTERANCES, TOKENS, generator=generator) < 0.7).double()
@@ -47,7 +54,10 @@ def test_rows_are_those_of_the_weights(dtype, seen, biased, sharpness, monkeypat
     scores = query @ key.mT * HEAD_DIM**-0.5 + (bias if biased else 0)
     weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
     entropy = torch.special.entr(weights).sum(-1)
-    mass, received = torch.einsum("bhmn,btn->bhmt", weights, kinds), torch.einsum("bhmn,bm->bhn", weights, counted)
+    mass, received = (
+        torch.einsum("bhmn,btn->bhmt", weights, kinds),
+        torch.einsum("bhmn,bm->bhn", weights, counted),
+    )
     exact = weights @ value, entropy, mass, received, weights.tril(-1).sum((2, 3))
 
     query, key, value, kinds = (one.to(dtype) for one in (query, key, value, kinds))
@@ -73,7 +83,10 @@ def test_rows_are_those_of_the_weights(dtype, seen, biased, sharpness, monkeypat
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_row_is_taken_once(room, monkeypatch):
     monkeypatch.setattr(attention_rows, "SCORES_AT_ONCE", room)
-    query, taken = torch.zeros(UTTERANCES, HEADS, TOKENS, HEAD_DIM), torch.zeros(UTTERANCES, HEADS, TOKENS)
+    query, taken = (
+        torch.zeros(UTTERANCES, HEADS, TOKENS, HEAD_DIM),
+        torch.zeros(UTTERANCES, HEADS, TOKENS),
+    )
     for causal in (False, True):
         for part in attention_rows.parts(query, TOKENS, causal):
             assert taken[part].numel() * TOKENS <= max(room, TOKENS)

@@ -21,16 +21,23 @@ def test_batches_hold_every_utterance_once_within_the_budget(tiny_folder):
         for batch in batches:
             assert batch.tokens.mask.numel() <= budget or len(batch.tokens.mask) == 1
             assert (~batch.tokens.mask).sum() <= padding
-            for row, real, group in zip(batch.inputs["input_ids"], batch.tokens.mask, batch.groups, strict=True):
+            for row, real, group in zip(
+                batch.inputs["input_ids"], batch.tokens.mask, batch.groups, strict=True
+            ):
                 found[int(group)] = row[real].tolist()
                 assert (row[~real] == loaded.tokenizer.pad_token_id).all()
         assert found == dict(enumerate(ids))
     assert len([*make_batches(loaded, texts, groups, True, 10**6, 10**6)]) == 1
     assert len([*make_batches(loaded, texts, groups, True, 10**6, 0)]) == len({*lengths})
     assert len([*make_batches(loaded, texts, groups, True, 1)]) == len(ids)
-    # By length 2, 3, 4, 4, 5, 5, 9, 12, 30: 7 places are padded up to 5, 30 up to 9, and 18 more for 30 than for 12.
+    # By length 2, 3, 4, 4, 5, 5, 9, 12, 30: 7 places are padded up to 5, 30 up to 9, and 18 more
+    # for 30 than for 12.
     batches = make_batches(loaded, texts, groups, True, 10**6, 7)
-    assert [batch.tokens.mask.sum(1).sort().values.tolist() for batch in batches] == [[2, 3, 4, 4, 5, 5], [9, 12], [30]]
+    assert [batch.tokens.mask.sum(1).sort().values.tolist() for batch in batches] == [
+        [2, 3, 4, 4, 5, 5],
+        [9, 12],
+        [30],
+    ]
 
 
 def test_special_tokens_count_or_not(tiny_folder):
@@ -40,4 +47,7 @@ def test_special_tokens_count_or_not(tiny_folder):
     batch = batch_of(loaded, ("Hi", "Attention, attention!"), special_tokens=False)
     assert batch.tokens.counts.tolist() == [1, 4]
     assert batch.tokens.mask.sum(1).tolist() == [3, 6]
-    assert batch.tokens.type_masks.sum(-1).tolist() == [[1, 1, 0, 0, 0, 0, 1], [1, 1, 0, 0, 0, 1, 3]]
+    assert batch.tokens.type_masks.sum(-1).tolist() == [
+        [1, 1, 0, 0, 0, 0, 1],
+        [1, 1, 0, 0, 0, 1, 3],
+    ]

@@ -1,4 +1,6 @@
-"""The residual stream of networks of maps is changed as by hooks on a plain model of transformers, image by image."""
+"""The residual stream of networks of maps is changed as by hooks on a plain model of transformers,
+image by image.
+"""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -31,11 +33,16 @@ Visit = Callable[[int, Tensor], Tensor]
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     encoder = model.encoder
-    return [*encoder.blocks] if hasattr(encoder, "blocks") else [b for stage in encoder.stages for b in stage.layers]
+    return (
+        [*encoder.blocks]
+        if hasattr(encoder, "blocks")
+        else [b for stage in encoder.stages for b in stage.layers]
+    )
 
 
 def ran(model: nn.Module, pixels: Tensor, visit: Visit) -> Tensor:
-    """The output of a model of one image, in which ``visit`` is given every hidden state, by layer, and gives another.
+    """The output of a model of one image, in which ``visit`` is given every hidden state, by layer,
+    and gives another.
 
     What it is given is channel x position, of a map, or token x channel transposed.
     """
@@ -47,16 +54,24 @@ def ran(model: nn.Module, pixels: Tensor, visit: Visit) -> Tensor:
 
     with torch.no_grad(), ExitStack() as handles:
         blocks = blocks_of(model)
-        hooks = [blocks[0].register_forward_pre_hook(lambda _, args: (visited(0, args[0]), *args[1:]))]
+        hooks = [
+            blocks[0].register_forward_pre_hook(lambda _, args: (visited(0, args[0]), *args[1:]))
+        ]
         for layer, block in enumerate(blocks, 1):
-            hooks.append(block.register_forward_hook(lambda _m, _a, out, layer=layer: visited(layer, out)))
+            hooks.append(
+                block.register_forward_hook(lambda _m, _a, out, layer=layer: visited(layer, out))
+            )
         for hook in hooks:
             handles.callback(hook.remove)
         return model(pixels).last_hidden_state
 
 
-def by_hand(model: nn.Module, images: list[Tensor], replace: Replace) -> list[tuple[dict[int, Tensor], tuple]]:
-    """Of each image, the hidden states by layer, channel x position; and the output without the change and with it."""
+def by_hand(
+    model: nn.Module, images: list[Tensor], replace: Replace
+) -> list[tuple[dict[int, Tensor], tuple]]:
+    """Of each image, the hidden states by layer, channel x position; and the output without the
+    change and with it.
+    """
     seen: dict[int, list[Tensor]] = {}
 
     def see(layer: int, hidden: Tensor) -> Tensor:
@@ -71,11 +86,19 @@ def by_hand(model: nn.Module, images: list[Tensor], replace: Replace) -> list[tu
         def change(layer: int, hidden: Tensor, found: dict = found) -> Tensor:
             hidden = found[layer] = hidden.clone()
             # A sequence has its class token first.
-            places = range(hidden.shape[1]) if replace.tokens is None else [0] if layer in OF_CLASS else []
+            places = (
+                range(hidden.shape[1])
+                if replace.tokens is None
+                else [0]
+                if layer in OF_CLASS
+                else []
+            )
             for channel in range(len(hidden)) if replace.dimensions is None else replace.dimensions:
                 for place in places if replace.layers is None or layer in replace.layers else ():
                     mean = means[layer][channel]
-                    new = {"zero": 0, "mean": mean, "centre": hidden[channel, place] - mean}[replace.by]
+                    new = {"zero": 0, "mean": mean, "centre": hidden[channel, place] - mean}[
+                        replace.by
+                    ]
                     hidden[channel, place] = new
             return hidden
 
@@ -93,8 +116,16 @@ def plain(request) -> tuple[nn.Module, LoadedModel, Corpus, list[Tensor]]:
         torch.manual_seed(0)
         model = type(model)(model.config)
     model, items = model.double().eval(), tiny.corpus("resnet-basic").items[:3]
-    images = [processor(item.load().convert("RGB"), return_tensors="pt")["pixel_values"].double() for item in items]
-    return model, load_model(model, processor=processor), Corpus(request.param, items, kind="image"), images
+    images = [
+        processor(item.load().convert("RGB"), return_tensors="pt")["pixel_values"].double()
+        for item in items
+    ]
+    return (
+        model,
+        load_model(model, processor=processor),
+        Corpus(request.param, items, kind="image"),
+        images,
+    )
 
 
 def captured(loaded: LoadedModel, corpus: Corpus, intervention: object) -> dict[int, list[Tensor]]:
@@ -144,9 +175,16 @@ def assert_equal(loaded: LoadedModel, corpus: Corpus, expected: list, replace: R
         for layer, hidden in states.items():
             class_tokens = layer in OF_CLASS and corpus.name == "cvt"
             ours = found[layer][image].double().T
-            torch.testing.assert_close(ours, hidden[:, class_tokens:], rtol=1e-9, atol=1e-9, msg=str(replace))
-    cosines = [functional.cosine_similarity(after, before, dim=1).flatten() for _, (before, after) in expected]
-    table = measure(loaded, corpus, "output_change", intervention=replace, progress=False)["output_change"]
+            torch.testing.assert_close(
+                ours, hidden[:, class_tokens:], rtol=1e-9, atol=1e-9, msg=str(replace)
+            )
+    cosines = [
+        functional.cosine_similarity(after, before, dim=1).flatten()
+        for _, (before, after) in expected
+    ]
+    table = measure(loaded, corpus, "output_change", intervention=replace, progress=False)[
+        "output_change"
+    ]
     assert table["cosine"].item() == pytest.approx(torch.cat(cosines).mean().item(), abs=1e-9)
     assert table["cosine"].item() < 1 - 1e-7
 
@@ -155,14 +193,20 @@ def test_nothing_that_is_changed_gives_the_same_bytes(plain):
     _, loaded, corpus, _ = plain
     asked = {"metrics": "anisotropy,mean_vector", "progress": False}
     before = measure(loaded, corpus, **asked)
-    nothing = [Replace("residual", by="nothing"), Replace("residual", dimensions=()), Replace("residual", layers=())]
+    nothing = [
+        Replace("residual", by="nothing"),
+        Replace("residual", dimensions=()),
+        Replace("residual", layers=()),
+    ]
     for intervention in (*nothing, nothing):
         after = measure(loaded, corpus, intervention=intervention, **asked)
         assert all(table.equals(after[name]) for name, table in before.items())
 
 
 @pytest.mark.parametrize("by", ["zero", "mean"])
-@pytest.mark.parametrize(("where", "path"), [("attention_input", ""), ("query_side", "projection_query")])
+@pytest.mark.parametrize(
+    ("where", "path"), [("attention_input", ""), ("query_side", "projection_query")]
+)
 @pytest.mark.parametrize("plain", ["cvt"], indirect=True)
 def test_what_the_attention_of_a_cvt_reads_is_changed(plain, where, path, by):
     model, loaded, corpus, images = plain
@@ -172,13 +216,20 @@ def test_what_the_attention_of_a_cvt_reads_is_changed(plain, where, path, by):
     handle.remove()
     new = torch.cat(seen).mean(0) * (by == "mean")
     cut = torch.arange(len(new)) < 3
-    handle = module.register_forward_pre_hook(lambda _, args: (torch.where(cut, new, args[0]), *args[1:]))
+    handle = module.register_forward_pre_hook(
+        lambda _, args: (torch.where(cut, new, args[0]), *args[1:])
+    )
     after = [ran(model, pixels, lambda _, hidden: hidden) for pixels in images]
     handle.remove()
     replace = Replace(where, layers=3, dimensions=range(3), by=by)
-    found = measure(loaded, corpus, "output_change", intervention=replace, progress=False)["output_change"]
+    found = measure(loaded, corpus, "output_change", intervention=replace, progress=False)[
+        "output_change"
+    ]
     cosines = torch.cat(
-        [functional.cosine_similarity(*pair, dim=1).flatten() for pair in zip(before, after, strict=True)]
+        [
+            functional.cosine_similarity(*pair, dim=1).flatten()
+            for pair in zip(before, after, strict=True)
+        ]
     )
     assert found["cosine"].item() == pytest.approx(cosines.mean().item(), abs=1e-9)
     assert found["cosine"].item() < 1 - 1e-7

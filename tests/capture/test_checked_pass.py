@@ -16,7 +16,9 @@ pytestmark = pytest.mark.kernels
 
 
 def test_kernels_are_those_asked_for():
-    """What the Makefile asks for with an environment variable is no longer in force if torch renames it."""
+    """What the Makefile asks for with an environment variable is no longer in force if torch
+    renames it.
+    """
     asked = os.environ.get("ATEN_CPU_CAPABILITY", "").upper()
     assert asked in ("", torch.backends.cpu.get_cpu_capability())
 
@@ -25,7 +27,8 @@ def _own_attention(self, hidden_states, attention_mask=None, *args, **kwargs):
     """An attention that computes by itself what BERT's does, without the interface."""
     shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
     query, key, value = (
-        getattr(self, name)(hidden_states).view(shape).transpose(1, 2) for name in ("query", "key", "value")
+        getattr(self, name)(hidden_states).view(shape).transpose(1, 2)
+        for name in ("query", "key", "value")
     )
     output = functional.scaled_dot_product_attention(query, key, value, attention_mask)
     return output.transpose(1, 2).flatten(2), None
@@ -36,13 +39,17 @@ def test_a_model_that_does_not_call_the_interface_is_refused(layers):
     model, words = tiny.build("bert")
     loaded = LoadedModel("by itself", "seed 0", model, words)
     for layer in layers:
-        attentions(loaded)[layer].forward = types.MethodType(_own_attention, attentions(loaded)[layer])
+        attentions(loaded)[layer].forward = types.MethodType(
+            _own_attention, attentions(loaded)[layer]
+        )
     with pytest.raises(AnalysisError, match=rf"by itself.*{3 - len(layers)} of 3 layers"):
         captured(loaded, batch_of(loaded, SHORT))
 
 
 def rescaled(monkeypatch, error: float, dtypes=(torch.float32, torch.float64)) -> None:
-    """Plant an error in the capture: attention of these precisions is computed with a scaling that is slightly off."""
+    """Plant an error in the capture: attention of these precisions is computed with a scaling that
+    is slightly off.
+    """
     right = interface.attend
 
     def wrong(softmax, *args):
@@ -76,12 +83,17 @@ def test_a_difference_that_vanishes_in_double_precision_is_rounding(monkeypatch,
     assert loaded.model is model
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(value.dtype == before[name].dtype for name, value in model.state_dict().items())
-    assert all(isinstance(module, torch.nn.Module) and module in set(model.modules()) for module in attentions(loaded))
+    assert all(
+        isinstance(module, torch.nn.Module) and module in set(model.modules())
+        for module in attentions(loaded)
+    )
 
 
 @pytest.mark.parametrize("sharpness", [1, 60])
 def test_large_scores_amplify_rounding_and_hide_no_error(sharpness, monkeypatch):
-    """T5 does not scale its scores: their rounding is no reason to refuse a model, and hides no error."""
+    """T5 does not scale its scores: their rounding is no reason to refuse a model, and hides no
+    error.
+    """
     model, words = tiny.build("byt5")
     with torch.no_grad():
         for name, weight in model.named_parameters():

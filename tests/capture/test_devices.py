@@ -1,4 +1,6 @@
-"""A pass over a device that works on its own, as a GPU does, and over two of them: see ``simulated_devices.py``."""
+"""A pass over a device that works on its own, as a GPU does, and over two of them: see
+``simulated_devices.py``.
+"""
 
 import json
 import os
@@ -8,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-# How many masks the layers of a model share. BEiT, CvT and MANTa wait for their device in each layer.
+# How many masks the layers of a model share. BEiT, CvT and MANTa wait for their device in each
+# layer.
 MASKS = {
     "bert": 1,
     "albert": 1,
@@ -30,7 +33,8 @@ MASKS = {
 }
 
 
-# Text in both directions and in one, with hooks, two masks, a decoder beside its encoder; sound; an image; maps.
+# Text in both directions and in one, with hooks, two masks, a decoder beside its encoder; sound; an
+# image; maps.
 SPREAD = "bert", "gpt2", "mpnet", "modernbert", "t5", "whisper", "vit", "convnext"
 
 
@@ -38,7 +42,12 @@ SPREAD = "bert", "gpt2", "mpnet", "modernbert", "t5", "whisper", "vit", "convnex
 def found() -> dict[str, dict]:
     script = Path(__file__).with_name("simulated_devices.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, script, *(f"1:{name}" for name in MASKS), *(f"2:{name}" for name in SPREAD)]
+    command = [
+        sys.executable,
+        script,
+        *(f"1:{name}" for name in MASKS),
+        *(f"2:{name}" for name in SPREAD),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

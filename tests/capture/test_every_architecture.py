@@ -1,4 +1,6 @@
-"""Every architecture and variant of ``tiny``: each table against the naive reference of ``reference.py``."""
+"""Every architecture and variant of ``tiny``: each table against the naive reference of
+``reference.py``.
+"""
 
 from functools import cache
 
@@ -14,7 +16,9 @@ FLOAT64 = (1e-9, 1e-11)
 NAMES = tuple(tiny.EVERY_ARCHITECTURE)
 MAPS = tuple(name for name in NAMES if expected_layout(tiny.EVERY_ARCHITECTURE[name][0]).maps)
 # Their class and separator tokens can be left out.
-WITH_SPECIAL_TOKENS = tuple(name for name in NAMES if tiny.kind(name) != "audio" and name not in MAPS)
+WITH_SPECIAL_TOKENS = tuple(
+    name for name in NAMES if tiny.kind(name) != "audio" and name not in MAPS
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,9 @@ def test_every_table(name, loaded, naive):
     """One by one, and in batches that pad texts of different lengths where that is allowed."""
     expected = naive(name).tables()
     for tokens_per_batch in (1, 10**6):
-        tables = measure(loaded(name), tiny.corpus(name), tokens_per_batch=tokens_per_batch, progress=False)
+        tables = measure(
+            loaded(name), tiny.corpus(name), tokens_per_batch=tokens_per_batch, progress=False
+        )
         assert_agree(tables, expected, FLOAT64)
     shapes = [
         (layer.hidden.shape[1], *(layer.attention.shape if layer.attention else (None, None, None)))
@@ -68,9 +74,9 @@ def test_a_vector_for_each_position_of_a_map(name, loaded, naive):
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_anisotropy_in_single_precision(name, tiny_folder, naive):
     """Equal to the naive mean over all pairs of vectors to 1e-5."""
-    measured = measure(load_model(str(tiny_folder(name))), tiny.corpus(name), "anisotropy", progress=False)[
-        "anisotropy"
-    ]
+    measured = measure(
+        load_model(str(tiny_folder(name))), tiny.corpus(name), "anisotropy", progress=False
+    )["anisotropy"]
     hidden = measured[measured["space"] == "hidden"].sort_values("layer")
     utterances = naive(name).utterances
     for layer, cosine in enumerate(hidden["cosine"]):

@@ -26,8 +26,21 @@ from analysis_lib.capture import (
 )
 from analysis_lib.capture.forward_pass import captured_pass
 
-# Reached by hooks, of several stacks, with maps, of other kinds, with blocks that run several times.
-OTHERS = ("mpnet", "deberta", "deberta-v3", "canine", "t5", "albert", "qwen3", "whisper", "beit", "cvt", "resnet-basic")
+# Reached by hooks, of several stacks, with maps, of other kinds, with blocks that run several
+# times.
+OTHERS = (
+    "mpnet",
+    "deberta",
+    "deberta-v3",
+    "canine",
+    "t5",
+    "albert",
+    "qwen3",
+    "whisper",
+    "beit",
+    "cvt",
+    "resnet-basic",
+)
 
 
 @pytest.fixture(params=tiny.ARCHITECTURES)
@@ -69,7 +82,9 @@ def test_what_is_captured_is_what_the_model_computes(loaded, texts):
     for layer, activations in enumerate(layers):
         assert activations.tokens is batch.tokens
         hidden = activations.spaces["hidden"].values.squeeze(1)
-        torch.testing.assert_close(hidden[batch.tokens.mask], expected.hidden_states[layer][batch.tokens.mask], **close)
+        torch.testing.assert_close(
+            hidden[batch.tokens.mask], expected.hidden_states[layer][batch.tokens.mask], **close
+        )
     for layer, activations in enumerate(layers[1:], 1):
         assert set(activations.spaces) == {*SPACES} - {"final"}
         read = activations.spaces["attention_input"].values.squeeze(1)
@@ -88,18 +103,26 @@ def test_what_is_captured_is_what_the_model_computes(loaded, texts):
         torch.testing.assert_close(scores.softmax(-1), weights, **close)
         mass = torch.einsum("bhqk,btk->bhqt", weights, batch.tokens.type_masks.double())
         found = activations.attention.mass
-        torch.testing.assert_close(found.transpose(1, 2)[batch.tokens.mask], mass.transpose(1, 2)[batch.tokens.mask])
+        torch.testing.assert_close(
+            found.transpose(1, 2)[batch.tokens.mask], mass.transpose(1, 2)[batch.tokens.mask]
+        )
         for block in activations.attention.blocks():
             torch.testing.assert_close(block.weights, weights[block.part], **close)
-        of_keys = activations.attention.reduce(lambda block: block.received(batch.tokens.mask.double()))
-        torch.testing.assert_close(of_keys, torch.einsum("bhqk,bq->bhk", weights, batch.tokens.mask.double()), **close)
+        of_keys = activations.attention.reduce(
+            lambda block: block.received(batch.tokens.mask.double())
+        )
+        torch.testing.assert_close(
+            of_keys, torch.einsum("bhqk,bq->bhk", weights, batch.tokens.mask.double()), **close
+        )
 
 
 def test_queries_keys_and_values_are_those_of_the_projections(loaded):
     """Hooks on the projections see the same vectors, before the split into heads."""
     batch = batch_of(loaded, SHORT)
     distilbert = loaded.model.config.model_type == "distilbert"
-    names = {space: f"{space[0]}_lin" if distilbert else space for space in ("query", "key", "value")}
+    names = {
+        space: f"{space[0]}_lin" if distilbert else space for space in ("query", "key", "value")
+    }
     seen: dict[tuple[str, int], torch.Tensor] = {}
     hooks = [
         getattr(attention, name).register_forward_hook(
@@ -155,7 +178,9 @@ def test_nothing_is_left_behind_in_other_models(other):
 
 
 def test_threads_do_not_meet_in_a_model():
-    """Another thread's plain pass, with which it checks the capture, would run through the hooks of this one."""
+    """Another thread's plain pass, with which it checks the capture, would run through the hooks of
+    this one.
+    """
     loaded, other = LoadedModel("shared", "seed 0", *tiny.build("bert")), []
     heard: set[int] = set()
 
@@ -191,7 +216,10 @@ def assert_left_as_it_was(loaded: LoadedModel, batch: Batch) -> None:
 
 
 def hooks_of(loaded: LoadedModel) -> list[tuple]:
-    return [(tuple(m._forward_hooks.values()), tuple(m._forward_pre_hooks.values())) for m in loaded.model.modules()]
+    return [
+        (tuple(m._forward_hooks.values()), tuple(m._forward_pre_hooks.values()))
+        for m in loaded.model.modules()
+    ]
 
 
 def _raise(_: Activations) -> None:
@@ -212,23 +240,31 @@ def test_only_what_is_needed_is_captured(loaded):
 def test_only_what_is_needed_is_captured_of_other_models(other):
     loaded, batch = other
     # What the model gives out comes alone.
-    every = [activations for activations in captured(loaded, batch) if "final" not in activations.spaces]
+    every = [
+        activations for activations in captured(loaded, batch) if "final" not in activations.spaces
+    ]
     attending = [bool(activations.attended) for activations in every]
     layers = captured(loaded, batch, frozenset({"key", SCORES}))
-    assert [set(activations.spaces) for activations in layers] == [{"key"} if a else set() for a in attending]
+    assert [set(activations.spaces) for activations in layers] == [
+        {"key"} if a else set() for a in attending
+    ]
     assert [activations.scores is not None for activations in layers] == attending
     assert all(activations.attention is None for activations in layers)
     assert any(attending) == loaded.layout.has_attention
 
 
 def test_layers_of_several_stacks_number_on(tiny_folder):
-    """An encoder of two blocks and a decoder of three, each after its own input; the decoder reads one token later."""
+    """An encoder of two blocks and a decoder of three, each after its own input; the decoder reads
+    one token later.
+    """
     loaded = load_model(str(tiny_folder("t5")), dtype="float64")
     batch = batch_of(loaded, SHORT)
     every = captured(loaded, batch)
     crossing = [activations for activations in every if activations.stack == "cross"]
     assert [a.layer for a in crossing] == [7, 8, 9]
-    *layers, encoded, decoded = (activations for activations in every if activations.stack != "cross")
+    *layers, encoded, decoded = (
+        activations for activations in every if activations.stack != "cross"
+    )
     assert [a.layer for a in layers] == list(range(7))
     # A norm follows each stack.
     assert [(a.layer, a.stack, {*a.spaces}) for a in (encoded, decoded)] == [
@@ -242,7 +278,9 @@ def test_layers_of_several_stacks_number_on(tiny_folder):
     ]
     assert all(a.tokens is batch.tokens for a in layers[:3])
     assert all(a.tokens is batch.shifted for a in layers[3:])
-    assert [bool(a.scores and a.scores.visibility.causal) for a in layers] == [False] * 4 + [True] * 3
+    assert [bool(a.scores and a.scores.visibility.causal) for a in layers] == [False] * 4 + [
+        True
+    ] * 3
     ids, shifted = batch.inputs["input_ids"], batch.inputs["decoder_input_ids"]
     assert torch.equal(shifted[:, 1:], ids[:, :-1])
     assert shifted[:, 0].eq(loaded.model.config.decoder_start_token_id).all()
@@ -254,7 +292,11 @@ def test_a_bert_that_is_a_decoder_is_measured_over_the_pairs_that_it_allows():
     for texts in (SHORT, LONG):
         batch = batch_of(loaded, texts)
         real = batch.tokens.mask
-        lower = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool).tril() & real[:, None] & real[:, :, None]
+        lower = (
+            torch.ones(real.shape[1], real.shape[1], dtype=torch.bool).tril()
+            & real[:, None]
+            & real[:, :, None]
+        )
         for layer, activations in enumerate(captured(loaded, batch)[1:]):
             weights = eager(loaded, batch).attentions[layer] * real[:, None, :, None]
             assert (weights > 0).equal(lower[:, None].expand_as(weights))
@@ -262,9 +304,12 @@ def test_a_bert_that_is_a_decoder_is_measured_over_the_pairs_that_it_allows():
             rows = activations.attention
             torch.testing.assert_close(rows.keys[real], lower.sum(-1)[real].double())
             kinds = batch.tokens.type_masks.double()
-            torch.testing.assert_close(rows.pairs, torch.einsum("bmn,btn->bt", lower.double(), kinds))
             torch.testing.assert_close(
-                rows.entropy.transpose(1, 2)[real], torch.special.entr(weights).sum(-1).transpose(1, 2)[real]
+                rows.pairs, torch.einsum("bmn,btn->bt", lower.double(), kinds)
+            )
+            torch.testing.assert_close(
+                rows.entropy.transpose(1, 2)[real],
+                torch.special.entr(weights).sum(-1).transpose(1, 2)[real],
             )
             mass = torch.einsum("bhmn,btn->bhmt", weights, kinds).transpose(1, 2)
             torch.testing.assert_close(rows.mass.transpose(1, 2)[real], mass[real])
@@ -278,6 +323,8 @@ def test_shapes_are_enforced_while_tests_run():
     with pytest.raises(jaxtyping.TypeCheckError):
         Vectors(values[0], tokens_of([[3, 3, 3]]))
     with pytest.raises(jaxtyping.TypeCheckError):
-        attention_rows.attend(attention_rows.Softmax(values, values, 0.5), values, torch.zeros(2, 4, 5))
+        attention_rows.attend(
+            attention_rows.Softmax(values, values, 0.5), values, torch.zeros(2, 4, 5)
+        )
     with pytest.raises(jaxtyping.TypeCheckError):
         Tokens(torch.ones(2, 3) > 0, torch.zeros(2, 4).long(), (0, 0))

@@ -50,7 +50,9 @@ def corpus_of(name: str) -> Corpus:
     return Corpus(name, tiny.corpus(name).items[:3], kind="image")
 
 
-def changed(model: LoadedModel, corpus: Corpus, intervention: object, **settings) -> list[Activations]:
+def changed(
+    model: LoadedModel, corpus: Corpus, intervention: object, **settings
+) -> list[Activations]:
     """All layers of all batches, with an intervention."""
     settings, found = Settings(intervention=intervention, **settings), []
     changes, groups = changes_of(model, corpus, settings), corpus.groups(GROUPS)
@@ -71,18 +73,27 @@ def by_text(found: list[Activations], corpus: Corpus) -> list[dict[int, tuple]]:
         for place, group in enumerate(layer.tokens.groups):
             mask = layer.tokens.mask[place]
             rows = None if layer.attention is None else layer.attention.entropy[place][:, mask]
-            texts[groups.index(group)][layer.layer] = layer.spaces["hidden"].values[place, 0][mask], rows
+            texts[groups.index(group)][layer.layer] = (
+                layer.spaces["hidden"].values[place, 0][mask],
+                rows,
+            )
     return texts
 
 
-def assert_equal(model: LoadedModel, corpus: Corpus, arm: Arm, replace: Replace, within: float = 1e-9) -> None:
+def assert_equal(
+    model: LoadedModel, corpus: Corpus, arm: Arm, replace: Replace, within: float = 1e-9
+) -> None:
     ours, theirs = by_text(changed(model, corpus, replace), corpus), arm.ran(replace)
     for mine, text in zip(ours, theirs, strict=True):
         for layer, hidden in text.hidden.items():
-            torch.testing.assert_close(mine[layer][0].double(), hidden, rtol=within, atol=within, msg=str(replace))
+            torch.testing.assert_close(
+                mine[layer][0].double(), hidden, rtol=within, atol=within, msg=str(replace)
+            )
         for layer, weights in text.weights.items():
             entropy = torch.special.entr(weights).sum(-1)
-            torch.testing.assert_close(mine[layer][1].double(), entropy, rtol=within, atol=within, msg=str(replace))
+            torch.testing.assert_close(
+                mine[layer][1].double(), entropy, rtol=within, atol=within, msg=str(replace)
+            )
 
 
 def widths(name: str, site: str) -> int:
@@ -109,16 +120,25 @@ def components(width: int) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize(("name", "site"), [(n, s) for n in MODELS for s in SITES if not (n == "mpnet" and s in HEADS)])
+@pytest.mark.parametrize(
+    ("name", "site"), [(n, s) for n in MODELS for s in SITES if not (n == "mpnet" and s in HEADS)]
+)
 def test_every_site_arm_and_component_equals_hooks_on_eager_attention(name, site):
-    """Of BERT, each arm with each component at every site; of the others, a quarter of these pairs, in turn."""
+    """Of BERT, each arm with each component at every site; of the others, a quarter of these pairs,
+    in turn.
+    """
     corpus, arm = corpus_of(name), Arm(plain(name), items(name), Replace(site))
     layers = sorted(arm.seen)
     # Whose turn it is: all tokens, one type or two, the first; one layer or all.
     tokens = itertools.cycle([None, ("other",), ("first",), None, ("first", "other")])
     some = itertools.cycle([layers[-1:], layers[:1], None])
-    pairs = itertools.product(("mean", "type_mean", "zero", "centre"), components(widths(name, site)))
-    every = [Replace(site, by=by, tokens=next(tokens), layers=next(some), **component) for by, component in pairs]
+    pairs = itertools.product(
+        ("mean", "type_mean", "zero", "centre"), components(widths(name, site))
+    )
+    every = [
+        Replace(site, by=by, tokens=next(tokens), layers=next(some), **component)
+        for by, component in pairs
+    ]
     # Of seven components, so that the four quarters have them all, and all arms.
     for replace in every if name == "bert" else every[SITES.index(site) % 4 :: 4]:
         assert_equal(loaded(name), corpus, arm, replace)
@@ -129,7 +149,9 @@ def test_every_site_arm_and_component_equals_hooks_on_eager_attention(name, site
 def test_masked_keys_equal_a_mask_on_eager_attention(name, tokens):
     arm = Arm(plain(name), items(name), Replace("weights"))
     for layers in (None, (1,)):
-        assert_equal(loaded(name), corpus_of(name), arm, Replace("weights", tokens=tokens, layers=layers))
+        assert_equal(
+            loaded(name), corpus_of(name), arm, Replace("weights", tokens=tokens, layers=layers)
+        )
 
 
 @pytest.mark.parametrize("replace", [
@@ -158,21 +180,32 @@ def entropies(name: str, replace: Replace) -> torch.Tensor:
     return entropies[entropies > 0]
 
 
-@pytest.mark.parametrize(("name", "rotary"), [("bert", False), ("gpt2", False), ("vit", False), ("llama", True)])
+@pytest.mark.parametrize(
+    ("name", "rotary"), [("bert", False), ("gpt2", False), ("vit", False), ("llama", True)]
+)
 def test_zero_and_mean_are_the_same_on_the_key_side_without_rotation(name, rotary):
     zero, mean = (Replace("key_side", dimensions=(0, 3, 5), by=by) for by in ("zero", "mean"))
-    parted = max((a - b).abs().max() for a, b in zip(weights_of(name, zero), weights_of(name, mean), strict=True))
+    parted = max(
+        (a - b).abs().max()
+        for a, b in zip(weights_of(name, zero), weights_of(name, mean), strict=True)
+    )
     ours = (entropies(name, zero) - entropies(name, mean)).abs().max()
     assert (parted > 1e-4 and ours > 1e-4) if rotary else (parted < 1e-8 and ours < 1e-8)
-    assert (entropies(name, zero) - entropies(name, Replace("key_side", by="nothing"))).abs().max() > 1e-4
+    assert (
+        entropies(name, zero) - entropies(name, Replace("key_side", by="nothing"))
+    ).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit"])
 def test_the_mean_key_as_it_enters_attention_is_invisible(name):
-    """A constant added to all keys adds q_m · k̄ to all scores of row m, after any rotation, too."""
+    """A constant added to all keys adds q_m · k̄ to all scores of row m, after any rotation,
+    too.
+    """
     centred, as_is = (weights_of(name, r) for r in (Replace("key", by="centre"), None))
     assert max((a - b).abs().sum(-1).max() / 2 for a, b in zip(centred, as_is, strict=True)) < 1e-6
-    ours = entropies(name, Replace("key", by="centre")) - entropies(name, Replace("key", by="nothing"))
+    ours = entropies(name, Replace("key", by="centre")) - entropies(
+        name, Replace("key", by="nothing")
+    )
     assert ours.abs().max() < 1e-6
 
 
@@ -190,10 +223,14 @@ def test_what_the_mean_query_does_is_its_product_with_centred_keys(name):
     for text, mine in zip(as_is, ours, strict=True):
         weights, count = text.weights[1], text.weights[1].shape[-1]
         shared = len(weights) // len(all_keys)
-        centred = (all_keys[:, place : place + count] - all_keys.mean(1, keepdim=True)).repeat_interleave(shared, 0)
+        centred = (
+            all_keys[:, place : place + count] - all_keys.mean(1, keepdim=True)
+        ).repeat_interleave(shared, 0)
         change = torch.einsum("hd,hnd->hn", query_mean, centred) / centred.shape[-1] ** 0.5
         expected = (weights.log() - change[:, None]).softmax(-1)
-        torch.testing.assert_close(mine[1][1], torch.special.entr(expected).sum(-1), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            mine[1][1], torch.special.entr(expected).sum(-1), rtol=1e-9, atol=1e-9
+        )
         place += count
 
 
@@ -201,7 +238,10 @@ def test_what_the_mean_query_does_is_its_product_with_centred_keys(name):
 
 
 def residual(name: str, replace: Replace, layer: int = 1) -> list[torch.Tensor]:
-    return [text[layer][0] for text in by_text(changed(loaded(name), corpus_of(name), replace), corpus_of(name))]
+    return [
+        text[layer][0]
+        for text in by_text(changed(loaded(name), corpus_of(name), replace), corpus_of(name))
+    ]
 
 
 def places(vector: torch.Tensor, others: torch.Tensor) -> list[int]:
@@ -212,7 +252,10 @@ def places(vector: torch.Tensor, others: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("by", ["other", "other_of_type"])
 @pytest.mark.parametrize("name", ["bert", "llama", "vit"])
 def test_others_are_whole_vectors_of_other_texts(name, by):
-    before, after = residual(name, Replace("residual", by="nothing")), residual(name, Replace("residual", (1,), by=by))
+    before, after = (
+        residual(name, Replace("residual", by="nothing")),
+        residual(name, Replace("residual", (1,), by=by)),
+    )
     types = [plain(name).inputs(item)[1][0] for item in items(name)]
     for text, vectors in enumerate(after):
         others = torch.cat([vector for place, vector in enumerate(before) if place != text])
@@ -229,7 +272,9 @@ def test_of_some_dimensions_those_of_one_token_come_together():
     before, after = residual("bert", Replace("residual", by="nothing")), residual("bert", replace)
     kept = [d for d in range(24) if d not in (2, 7, 11)]
     for text, vectors in enumerate(after):
-        others = torch.cat([vector for place, vector in enumerate(before) if place != text])[:, [2, 7, 11]]
+        others = torch.cat([vector for place, vector in enumerate(before) if place != text])[
+            :, [2, 7, 11]
+        ]
         assert all(places(vector, others) for vector in vectors[:, [2, 7, 11]])
         assert torch.equal(vectors[:, kept], before[text][:, kept])
 
@@ -237,14 +282,17 @@ def test_of_some_dimensions_those_of_one_token_come_together():
 @pytest.mark.parametrize("directions", [None, 2])
 def test_noise_has_the_mean_and_the_variance_of_what_it_replaces(directions):
     texts = tuple(
-        " ".join(tiny.TEXTS[:6]) + f" {word}" for word in ("girl", "cone", "keys", "heads", "hi", "stop") * 10
+        " ".join(tiny.TEXTS[:6]) + f" {word}"
+        for word in ("girl", "cone", "keys", "heads", "hi", "stop") * 10
     )
     corpus = Corpus("many", texts)
     replace = Replace("residual", (1,), directions=directions, by="noise")
 
     def vectors(replace: Replace) -> torch.Tensor:
         found = [layer for layer in changed(loaded("bert"), corpus, replace) if layer.layer == 1]
-        return torch.cat([layer.spaces["hidden"].values[:, 0][layer.tokens.mask] for layer in found])
+        return torch.cat(
+            [layer.spaces["hidden"].values[:, 0][layer.tokens.mask] for layer in found]
+        )
 
     before, after = vectors(Replace("residual", by="nothing")), vectors(replace)
     if directions:
@@ -259,17 +307,22 @@ def test_noise_has_the_mean_and_the_variance_of_what_it_replaces(directions):
 
 @pytest.mark.parametrize("by", ["noise", "other", "other_of_type"])
 def test_what_is_drawn_depends_on_the_seed_alone(by):
-    first, again, other = (residual("bert", Replace("residual", (1,), by=by, seed=seed)) for seed in (0, 0, 1))
+    first, again, other = (
+        residual("bert", Replace("residual", (1,), by=by, seed=seed)) for seed in (0, 0, 1)
+    )
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
     assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
 
 
 def test_two_sites_of_a_layer_do_not_draw_alike():
     found = changed(
-        loaded("bert"), corpus_of("bert"), [Replace("query", (1,), by="noise"), Replace("key", (1,), by="noise")]
+        loaded("bert"),
+        corpus_of("bert"),
+        [Replace("query", (1,), by="noise"), Replace("key", (1,), by="noise")],
     )
     query, key = (
-        next(layer for layer in found if layer.layer == 1).spaces[space].values[0].flatten() for space in HEADS[:2]
+        next(layer for layer in found if layer.layer == 1).spaces[space].values[0].flatten()
+        for space in HEADS[:2]
     )
     assert abs(torch.corrcoef(torch.stack([query, key]))[0, 1]) < 0.5
 
@@ -283,8 +336,12 @@ def test_the_others_are_the_groups_of_the_other_parity():
     groups = corpus.groups(GROUPS)
     assert {group % 2 for group in groups} == {0, 1}
     for group, vectors in zip(groups, after, strict=True):
-        theirs = torch.cat([x for other, x in zip(groups, before, strict=True) if other % 2 != group % 2])
-        torch.testing.assert_close(vectors, theirs.mean(0).expand_as(vectors), rtol=1e-12, atol=1e-12)
+        theirs = torch.cat(
+            [x for other, x in zip(groups, before, strict=True) if other % 2 != group % 2]
+        )
+        torch.testing.assert_close(
+            vectors, theirs.mean(0).expand_as(vectors), rtol=1e-12, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("by", ["other", "other_of_type"])
@@ -293,7 +350,9 @@ def test_vectors_of_others_are_of_the_other_parity(by):
     before = residual("bert", Replace("residual", by="nothing"))
     after = residual("bert", Replace("residual", (1,), by=by, of="others", tokens=("cls", "other")))
     for group, vectors, own in zip(groups, after, before, strict=True):
-        theirs = torch.cat([x for other, x in zip(groups, before, strict=True) if other % 2 != group % 2])
+        theirs = torch.cat(
+            [x for other, x in zip(groups, before, strict=True) if other % 2 != group % 2]
+        )
         changed_ones = [v for v, o in zip(vectors, own, strict=True) if not torch.equal(v, o)]
         assert changed_ones
         assert all(places(vector, theirs) for vector in changed_ones)
@@ -303,7 +362,9 @@ def test_a_type_that_the_other_half_lacks_is_refused():
     """Of four texts in groups 0, 5, 10 and 15, only even ones have punctuation."""
     corpus = Corpus("half", ("Hi, Hi.", "Hi Hi", "Keys.", "Keys Hi"))
     for by in ("type_mean", "other_of_type"):
-        with pytest.raises(AnalysisError, match=r"no token of type punct.*give more texts, or other tokens"):
+        with pytest.raises(
+            AnalysisError, match=r"no token of type punct.*give more texts, or other tokens"
+        ):
             changed(loaded("bert"), corpus, Replace("residual", by=by, of="others"))
         changed(loaded("bert"), corpus, Replace("residual", by=by, of="others", tokens=("cls",)))
 
@@ -330,7 +391,10 @@ def test_padding_and_the_other_texts_of_a_batch_change_nothing(name, by):
 
 def test_special_tokens_are_changed_whether_or_not_they_count():
     corpus, replace = corpus_of("bert"), Replace("residual", (1,), tokens=("cls",))
-    found = [by_text(changed(loaded("bert"), corpus, replace, special_tokens=s), corpus) for s in (True, False)]
+    found = [
+        by_text(changed(loaded("bert"), corpus, replace, special_tokens=s), corpus)
+        for s in (True, False)
+    ]
     for one, other in zip(*found, strict=True):
         assert torch.equal(one[3][0], other[3][0])
 
@@ -367,7 +431,8 @@ def test_a_change_begins_at_its_layer_in_every_architecture(name):
     model, corpus = loaded(name), tiny.corpus(name)
     last = max(layer.layer for layer in changed(model, corpus, ()) if layer.stack != "cross")
     before, after = (
-        changed(model, corpus, r) for r in ((), Replace("residual", (last - 1,), dimensions=(1,), by="zero"))
+        changed(model, corpus, r)
+        for r in ((), Replace("residual", (last - 1,), dimensions=(1,), by="zero"))
     )
     for old, new in zip(before, after, strict=True):
         one, other = (layer.spaces["hidden"].values for layer in (old, new))
@@ -379,16 +444,22 @@ def test_a_change_begins_at_its_layer_in_every_architecture(name):
             assert not other[:, 0][mask][:, 1].any()
 
 
-@pytest.mark.parametrize("name", ["segformer", "self_attention", "albert", "gpt_neox", "qwen3", "modernbert", "beit"])
+@pytest.mark.parametrize(
+    "name", ["segformer", "self_attention", "albert", "gpt_neox", "qwen3", "modernbert", "beit"]
+)
 @pytest.mark.parametrize("site", SITES)
 def test_every_site_of_other_architectures_can_be_taken_away(name, site):
     """Where all keys are alike, and scores hold nothing else, rows are uniform."""
     model, corpus = loaded(name), tiny.corpus(name)
     found = changed(model, corpus, Replace(site, by="mean"))
     assert all(
-        layer.spaces["hidden"].values[:, 0][layer.spaces["hidden"].tokens.mask].isfinite().all() for layer in found
+        layer.spaces["hidden"].values[:, 0][layer.spaces["hidden"].tokens.mask].isfinite().all()
+        for layer in found
     )
-    alike = name in ("segformer", "self_attention", "albert") and site in ("key_side", "attention_input")
+    alike = name in ("segformer", "self_attention", "albert") and site in (
+        "key_side",
+        "attention_input",
+    )
     for layer in found:
         if layer.attention is not None and (alike or (site == "key" and name != "beit")):
             entropy, counted = layer.attention.entropy.transpose(1, 2), layer.tokens.counted
@@ -397,11 +468,14 @@ def test_every_site_of_other_architectures_can_be_taken_away(name, site):
 
 
 def test_attention_to_the_encoder_changes_through_the_residual_stream_alone():
-    """In a decoder of one block, its own attention comes first; what the block gives comes later."""
+    """In a decoder of one block, its own attention comes first; what the block gives comes
+    later.
+    """
     corpus = corpus_of("t5")
     arms = [(), Replace("residual", (6,), by="zero"), Replace("key", (6,), by="zero")]
     plain_one, after, before = (
-        [layer for layer in changed(loaded("t5"), corpus, arm) if layer.stack == "cross"] for arm in arms
+        [layer for layer in changed(loaded("t5"), corpus, arm) if layer.stack == "cross"]
+        for arm in arms
     )
     for one, other in zip(plain_one, after, strict=True):
         assert torch.equal(one.attention.entropy, other.attention.entropy)
@@ -416,7 +490,10 @@ def test_half_precision(dtype, site):
     model, reads = tiny.build("llama")
     model, corpus = load_model(model.to(dtype), processor=reads), corpus_of("llama")
     more = {} if site == "weights" else {"dimensions": (1,)}
-    before, after = (changed(model, corpus, r) for r in ((), Replace(site, (1,), tokens=("first",), by="mean", **more)))
+    before, after = (
+        changed(model, corpus, r)
+        for r in ((), Replace(site, (1,), tokens=("first",), by="mean", **more))
+    )
     for old, new in zip(before, after, strict=True):
         one, other = (layer.spaces["hidden"].values for layer in (old, new))
         assert other[:, 0][new.tokens.mask].isfinite().all()
@@ -495,7 +572,9 @@ def test_what_is_not_there_is_refused_in_one_line(name, given, words):
 def test_one_text_has_no_others():
     for by in ("mean", "noise", "other"):
         with pytest.raises(AnalysisError, match="give more texts"):
-            changed(loaded("bert"), Corpus("one", (TEXTS[0],)), Replace("residual", by=by, of="others"))
+            changed(
+                loaded("bert"), Corpus("one", (TEXTS[0],)), Replace("residual", by=by, of="others")
+            )
     with pytest.raises(AnalysisError, match=r"no token of type any.*give more texts"):
         changed(loaded("bert"), Corpus("one", (TEXTS[0],)), Replace("residual", by="other"))
     # Zero is zero, and half of the texts is enough for the directions of all.
@@ -511,13 +590,17 @@ def test_what_changes_nothing_is_no_intervention():
     ]
     for given in (*nothing, {"directions": 0}):
         assert interventions(Replace("residual", **given)) == interventions(None) == ()
-    everything = interventions([Replace("residual", dimensions=(), but=True), {"where": "weights", "layers": 2}])
+    everything = interventions(
+        [Replace("residual", dimensions=(), but=True), {"where": "weights", "layers": 2}]
+    )
     assert [one.layers for one in everything] == [None, (2,)]
 
 
 def test_dependent_directions_count_once():
     one = given_directions(24)[0]
-    single, double = (residual("bert", Replace("residual", (1,), directions=d)) for d in ((one,), (one, one)))
+    single, double = (
+        residual("bert", Replace("residual", (1,), directions=d)) for d in ((one,), (one, one))
+    )
     for a, b in zip(single, double, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     flat = residual("bert", Replace("residual", (1,), directions=torch.tensor(one)))

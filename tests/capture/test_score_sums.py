@@ -17,11 +17,25 @@ from analysis_lib.models import TOKEN_TYPES
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", "mpnet", "modernbert-biases", "mistral", "gpt_neox", "qwen3", "t5", "canine", "whisper", "cvt"]
+    "name",
+    [
+        "bert",
+        "mpnet",
+        "modernbert-biases",
+        "mistral",
+        "gpt_neox",
+        "qwen3",
+        "t5",
+        "canine",
+        "whisper",
+        "cvt",
+    ],
 )
 @pytest.mark.parametrize("special_tokens", [True, False])
 def test_terms_add_up_to_the_scores_of_the_pairs_that_are_seen(name, special_tokens, tiny_folder):
-    """Queries and keys as they meet, after rotation and norm; local, causal and reduced attention."""
+    """Queries and keys as they meet, after rotation and norm; local, causal and reduced
+    attention.
+    """
     loaded = load_model(str(tiny_folder(name)), dtype="float64")
     batch = first_batch(loaded, tiny.items(name), Settings(special_tokens=special_tokens))
     run(loaded, batch, EVERYTHING, assert_terms_add_up)
@@ -39,14 +53,18 @@ def assert_terms_add_up(activations: Activations) -> None:
     expected = torch.einsum("bhme,bhne,bmn,btn->bht", query, key, seen, kinds)
     terms = {**scores.terms}
     if scores.position is not None:
-        position = torch.einsum("bhmn,bmn,btn->bht", scores.position.expand_as(query @ key.mT), seen, kinds)
+        position = torch.einsum(
+            "bhmn,bmn,btn->bht", scores.position.expand_as(query @ key.mT), seen, kinds
+        )
         torch.testing.assert_close(terms.pop("position"), position)
     torch.testing.assert_close(sum(terms.values()), expected, rtol=1e-9, atol=1e-9)
     contributions = scores.visibility.keys.of_types(scores.contributions)
     torch.testing.assert_close(contributions.sum(-1), terms["content"], rtol=1e-9, atol=1e-9)
 
 
-def random_tokens(rng: np.random.Generator, utterances: int, longest: int, special_tokens: bool = True) -> Tokens:
+def random_tokens(
+    rng: np.random.Generator, utterances: int, longest: int, special_tokens: bool = True
+) -> Tokens:
     lengths = [longest, *rng.integers(1, longest + 1, utterances - 1)]
     kinds = [rng.integers(0, len(TOKEN_TYPES), length).tolist() for length in lengths]
     return tokens_of(kinds, special_tokens=special_tokens)
@@ -61,7 +79,9 @@ def random_visibility(rng: np.random.Generator, kind: str, special_tokens: bool)
     if kind == "causal":
         return Visibility(queries, queries, causal=True)
     count = queries.mask.shape[1]
-    return Visibility(queries, queries, seen_by=torch.as_tensor(rng.integers(0, 2, (3, count, count))).float())
+    return Visibility(
+        queries, queries, seen_by=torch.as_tensor(rng.integers(0, 2, (3, count, count))).float()
+    )
 
 
 def sees(visibility: Visibility, b: int, m: int, n: int) -> bool:
@@ -73,7 +93,9 @@ def sees(visibility: Visibility, b: int, m: int, n: int) -> bool:
 
 def seen_pairs(visibility: Visibility) -> torch.Tensor:
     """1 at every pair of a counted query and a key that it sees."""
-    allowed = torch.ones(visibility.queries.mask.shape[1], visibility.keys.mask.shape[1], dtype=torch.float64)
+    allowed = torch.ones(
+        visibility.queries.mask.shape[1], visibility.keys.mask.shape[1], dtype=torch.float64
+    )
     if visibility.causal:
         allowed = allowed.tril()
     elif visibility.seen_by is not None:
@@ -98,7 +120,11 @@ def test_visibility_counts_the_pairs_of_a_loop(seed, kind, special_tokens):
             assert visibility.seen[b, m] == expected
     expected = torch.zeros(3, len(TOKEN_TYPES)).double()
     for b, m, n in itertools.product(range(3), range(queries), range(keys)):
-        pair = bool(visibility.queries.counted[b, m]) and bool(real[b, n]) and sees(visibility, b, m, n)
+        pair = (
+            bool(visibility.queries.counted[b, m])
+            and bool(real[b, n])
+            and sees(visibility, b, m, n)
+        )
         expected[b, visibility.keys.types[b, n]] += pair
         assert seen_pairs(visibility)[b, m, n] == pair
     assert torch.equal(visibility.pairs, expected)
@@ -124,8 +150,8 @@ def test_visibility_counts_the_pairs_of_a_loop(seed, kind, special_tokens):
     ),
 )
 def test_scores_are_the_sums_of_a_loop_over_pairs(seed, kind, special_tokens, parts):
-    """With any of: a rotation and a gain of each key; a key bias; what is added to each key last; a bias of each pair;
-    vectors that replace queries.
+    """With any of: a rotation and a gain of each key; a key bias; what is added to each key last; a
+    bias of each pair; vectors that replace queries.
     """
     rng = np.random.default_rng(seed)
     visibility = random_visibility(rng, kind, special_tokens)
@@ -135,7 +161,11 @@ def test_scores_are_the_sums_of_a_loop_over_pairs(seed, kind, special_tokens, pa
     def normal(*shape: int) -> torch.Tensor:
         return torch.as_tensor(rng.normal(size=shape))
 
-    query, inputs, weight = normal(3, heads, queries, head_dim), normal(3, keys, width), normal(heads, head_dim, width)
+    query, inputs, weight = (
+        normal(3, heads, queries, head_dim),
+        normal(3, keys, width),
+        normal(heads, head_dim, width),
+    )
     bias = normal(heads, head_dim) if "bias" in parts else None
     offset = normal(3, heads, keys, head_dim) if "offset" in parts else None
     position = normal(3, heads, queries, keys) if "position" in parts else None

@@ -75,7 +75,9 @@ def test_lines(write, end, last, mark):
 
 
 def test_a_line_ends_at_its_line_end_only(write):
-    """Not at a form feed, a vertical tab or a Unicode separator, where ``str.splitlines`` would cut."""
+    """Not at a form feed, a vertical tab or a Unicode separator, where ``str.splitlines`` would
+    cut.
+    """
     text = "one\ftwo\vthree\x1cfour\u2028five\x85six"
     assert list(load_corpus(write("lines.txt", f"{text}\nnext\n")).texts) == [text, "next"]
 
@@ -137,13 +139,23 @@ def table(texts: list[str], delimiter: str = ",") -> str:
     return "".join(delimiter.join(row) + "\n" for row in quoted)
 
 
-AWKWARD = [*TEXTS, 'She said "no", twice', "two\nlines", "three\r\nlines\n\nof it", " spaces kept ", "tab\tinside"]
+AWKWARD = [
+    *TEXTS,
+    'She said "no", twice',
+    "two\nlines",
+    "three\r\nlines\n\nof it",
+    " spaces kept ",
+    "tab\tinside",
+]
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "BOM"])
 def test_a_column_of_a_table(write, mark):
     assert list(load_corpus(write("table.csv", mark + table(AWKWARD)) + ":text").texts) == AWKWARD
-    assert list(load_corpus(write("table.tsv", mark + table(AWKWARD, "\t")) + ":text").texts) == AWKWARD
+    assert (
+        list(load_corpus(write("table.tsv", mark + table(AWKWARD, "\t")) + ":text").texts)
+        == AWKWARD
+    )
 
 
 def test_the_first_column_after_a_byte_order_mark(write):
@@ -172,7 +184,9 @@ def test_a_column_that_is_not_there(write):
 
 
 # Ten texts of a class, twenty of the other, and some of them twice.
-CLASSED = "text,label\n" + "".join(f"text {i},{'even' if i % 3 else 'odd'}\n" for i in [*range(30), 3, 4, 5])
+CLASSED = "text,label\n" + "".join(
+    f"text {i},{'even' if i % 3 else 'odd'}\n" for i in [*range(30), 3, 4, 5]
+)
 
 
 def test_splits_of_a_table_with_classes(write):
@@ -183,7 +197,9 @@ def test_splits_of_a_table_with_classes(write):
         {"even": 2, "odd": 1},
         {"even": 4, "odd": 2},
     ]
-    assert sorted(text for corpus in parts for text in corpus.texts) == sorted(f"text {i}" for i in range(30))
+    assert sorted(text for corpus in parts for text in corpus.texts) == sorted(
+        f"text {i}" for i in range(30)
+    )
     for corpus in parts:
         for text, label in zip(corpus.texts, corpus.labels, strict=True):
             assert corpus.classes[label] == ("even" if int(text.split()[1]) % 3 else "odd")
@@ -209,8 +225,14 @@ def test_splits_that_cannot_be_drawn(write):
     path = write("table.csv", CLASSED)
     refused(f"{path}:text:label:tset", "no split tset", "did you mean test?")
     refused(f"{path}:text:lable:test", "no column lable", "did you mean label?")
-    refused(write("few.csv", CLASSED.replace("text 0,odd\n", "")) + ":text:label:test", "9 distinct texts", "class odd")
-    refused(write("gap.csv", CLASSED + "text 40,\n") + ":text:label:train", "example 34 has no class")
+    refused(
+        write("few.csv", CLASSED.replace("text 0,odd\n", "")) + ":text:label:test",
+        "9 distinct texts",
+        "class odd",
+    )
+    refused(
+        write("gap.csv", CLASSED + "text 40,\n") + ":text:label:train", "example 34 has no class"
+    )
 
 
 def test_tables_without_utterances(write):
@@ -238,8 +260,27 @@ RECORDS = [
 ]
 
 
-RECORD_FORMATS = ["jsonl", "ndjson", "json", "parquet", "csv", "semicolons.csv", "pipes.csv", "tsv", "feather"]
-RECORD_FORMATS += ["arrow", "stream.arrow", "csv.gz", "jsonl.bz2", "tsv.xz", "json.zst", "parquet.gz", "arrow.gz"]
+RECORD_FORMATS = [
+    "jsonl",
+    "ndjson",
+    "json",
+    "parquet",
+    "csv",
+    "semicolons.csv",
+    "pipes.csv",
+    "tsv",
+    "feather",
+]
+RECORD_FORMATS += [
+    "arrow",
+    "stream.arrow",
+    "csv.gz",
+    "jsonl.bz2",
+    "tsv.xz",
+    "json.zst",
+    "parquet.gz",
+    "arrow.gz",
+]
 PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 PACKERS[".zst"] = lambda content: pa.compress(content, "zstd", asbytes=True)
 
@@ -311,9 +352,13 @@ def test_broken_records_are_refused_in_a_line(tmp_path, name, content, words):
 
 
 def test_the_other_columns_of_a_table_are_not_read(tmp_path):
-    """Two of one name, as a join leaves them, or embeddings, which take far more memory than the texts."""
+    """Two of one name, as a join leaves them, or embeddings, which take far more memory than the
+    texts.
+    """
     path = tmp_path / "joined.parquet"
-    pq.write_table(pa.Table.from_arrays([["one", "two"], [1, 2], [3, 4]], names=["a.text", "n", "n"]), path)
+    pq.write_table(
+        pa.Table.from_arrays([["one", "two"], [1, 2], [3, 4]], names=["a.text", "n", "n"]), path
+    )
     assert load_corpus(f"{path}:a.text").items == ["one", "two"]
     refused(f"{path}:n", "2 columns named n")
     rows = 2000
@@ -387,7 +432,11 @@ def test_the_first_items_are_taken_where_they_are_asked_for():
     whole = load_corpus("news")
     assert list(load_corpus("news", limit=7, seed=None).texts) == list(whole.texts[:7])
     drawn = load_corpus("news", limit=7)
-    assert list(drawn.texts) == list(load_corpus("news", limit=7, seed=0).texts) != list(whole.texts[:7])
+    assert (
+        list(drawn.texts)
+        == list(load_corpus("news", limit=7, seed=0).texts)
+        != list(whole.texts[:7])
+    )
     assert list(load_corpus("news", limit=10**9).texts) == list(whole.texts)
 
 
@@ -407,7 +456,9 @@ def test_a_seed_draws_a_sample_that_repeats():
 
 def test_a_sample_is_uniform(write):
     path = write("lines.txt", "\n".join(str(i) for i in range(10)))
-    counts = Counter(text for seed in range(300) for text in load_corpus(path, limit=3, seed=seed).texts)
+    counts = Counter(
+        text for seed in range(300) for text in load_corpus(path, limit=3, seed=seed).texts
+    )
     # 90 of each are expected, with a standard deviation of 8.
     assert set(counts) == {str(i) for i in range(10)}
     assert all(55 < count < 125 for count in counts.values())
@@ -447,11 +498,17 @@ def test_identities_change_with_the_file(write):
 def test_corpora_import_neither_torch_nor_transformers():
     # The package itself imports all of the library; here it is an empty one.
     code = (
-        "import sys, types; package = sys.modules['analysis_lib'] = types.ModuleType('analysis_lib'); "
+        "import sys, types; package = sys.modules['analysis_lib'] = "
+        "types.ModuleType('analysis_lib'); "
         f"package.__path__ = [{str(ROOT / 'analysis_lib')!r}]; import analysis_lib.corpora; "
         "print(*({'torch', 'transformers', 'sklearn'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "\n"
+    )
 
 
 # --- Bundled corpora ------------------------------------------------------------------------------
@@ -460,7 +517,14 @@ def test_corpora_import_neither_torch_nor_transformers():
 def test_bundled_corpora_have_their_sizes():
     sizes = {
         name: len(load_corpus(name))
-        for name in ("wikipedia", "wikipedia:paragraphs", "news:articles", "reviews", "reviews:fresh", "reviews:rotten")
+        for name in (
+            "wikipedia",
+            "wikipedia:paragraphs",
+            "news:articles",
+            "reviews",
+            "reviews:fresh",
+            "reviews:rotten",
+        )
     }
     assert sizes["wikipedia"] > 18_000
     assert sizes["wikipedia:paragraphs"] > 5_000
@@ -471,9 +535,13 @@ def test_bundled_corpora_have_their_sizes():
 
 
 def test_review_labels_are_those_of_the_reviews():
-    fresh, rotten = (Counter(load_corpus(f"reviews:{label}").texts) for label in ("fresh", "rotten"))
+    fresh, rotten = (
+        Counter(load_corpus(f"reviews:{label}").texts) for label in ("fresh", "rotten")
+    )
     assert fresh + rotten == Counter(load_corpus("reviews").texts)
-    words = {label: " ".join(lines).lower() for label, lines in (("fresh", fresh), ("rotten", rotten))}
+    words = {
+        label: " ".join(lines).lower() for label, lines in (("fresh", fresh), ("rotten", rotten))
+    }
     for good, bad in (("enjoyable", "dull"), ("masterpiece", "mess"), ("delightful", "bore")):
         assert words["fresh"].count(good) > words["rotten"].count(good)
         assert words["rotten"].count(bad) > words["fresh"].count(bad)
@@ -484,7 +552,11 @@ def test_articles_are_the_sentences_of_wikipedia_by_article():
     classes = splits[0].classes
     assert [corpus.classes for corpus in splits] == [classes] * 3
     assert len(classes) == 88
-    rows = [(classes[label], text) for c in splits for label, text in zip(c.labels, c.texts, strict=True)]
+    rows = [
+        (classes[label], text)
+        for c in splits
+        for label, text in zip(c.labels, c.texts, strict=True)
+    ]
     # Each sentence of an article is in one split alone.
     assert len(set(rows)) == len(rows)
     assert {text for _, text in rows} < set(load_corpus("wikipedia").texts)
@@ -498,7 +570,8 @@ def test_articles_are_the_sentences_of_wikipedia_by_article():
 
 
 @pytest.mark.parametrize(
-    "markup", ["[[", "]]", "{{", "}}", "<ref", "</ref", "{|", "|}", "<!--", "&nbsp;", "==", "<br", "|-"]
+    "markup",
+    ["[[", "]]", "{{", "}}", "<ref", "</ref", "{|", "|}", "<!--", "&nbsp;", "==", "<br", "|-"],
 )
 def test_wikipedia_is_running_text(markup):
     for name in ("wikipedia", "wikipedia:paragraphs"):
@@ -559,14 +632,21 @@ WIKITEXT = "b08601e04326c79dfdd32d625aee71d232d685c3"
 def test_stsb_from_the_cache(cache):
     columns = {"sentence1": ["One.", "Two."], "sentence2": ["Three.", "Four."], "label": [1.0, 2.0]}
     cache("nyu-mll/glue", GLUE, "stsb/validation-00000-of-00001.parquet", columns)
-    assert list(load_corpus("stsb").texts) == list(load_corpus("stsb:dev").texts) == ["One.", "Two."]
+    assert (
+        list(load_corpus("stsb").texts) == list(load_corpus("stsb:dev").texts) == ["One.", "Two."]
+    )
     refused("stsb:test", "nyu-mll/glue", "not in the local cache")
 
 
 def test_wikitext_from_the_cache_in_parts(cache):
-    for part, texts in enumerate((["", " = Title = \n", " A paragraph . \n"], ["", " Another . \n"])):
+    for part, texts in enumerate(
+        (["", " = Title = \n", " A paragraph . \n"], ["", " Another . \n"])
+    ):
         cache(
-            "Salesforce/wikitext", WIKITEXT, f"wikitext-103-raw-v1/train-{part:05d}-of-00002.parquet", {"text": texts}
+            "Salesforce/wikitext",
+            WIKITEXT,
+            f"wikitext-103-raw-v1/train-{part:05d}-of-00002.parquet",
+            {"text": texts},
         )
     corpus = load_corpus("wikitext-103:train")
     assert [text.strip() for text in corpus.texts] == ["= Title =", "A paragraph .", "Another ."]
@@ -579,22 +659,41 @@ CONVERTED = "0123456789abcdef0123456789abcdef01234567"
 
 
 def put_converted(cache, repository: str, split: str, columns: dict[str, list]) -> None:
-    cache(repository, CONVERTED, f"plain_text/{split}/0000.parquet", columns, branch="refs/convert/parquet")
+    cache(
+        repository,
+        CONVERTED,
+        f"plain_text/{split}/0000.parquet",
+        columns,
+        branch="refs/convert/parquet",
+    )
 
 
 def votes(*labels: int) -> dict[str, list]:
     """What the annotators of a post gave, with the other columns that the hub has."""
-    return {"label": list(labels), "annotator_id": list(range(len(labels))), "target": [["None"]] * len(labels)}
+    return {
+        "label": list(labels),
+        "annotator_id": list(range(len(labels))),
+        "target": [["None"]] * len(labels),
+    }
 
 
 def test_hatexplain_from_the_cache_by_majority(cache):
     annotators = [votes(0, 0, 2), votes(0, 1, 2), votes(1, 1, 1), votes(2, 1, 2)]
     tokens = [["a", "post", "."], ["no", "majority"], ["another", "one"], ["a", "third"]]
-    columns = {"id": list("wxyz"), "annotators": annotators, "rationales": [[], [], [], []], "post_tokens": tokens}
+    columns = {
+        "id": list("wxyz"),
+        "annotators": annotators,
+        "rationales": [[], [], [], []],
+        "post_tokens": tokens,
+    }
     put_converted(cache, "Hate-speech-CNERG/hatexplain", "validation", columns)
     corpus = load_corpus("hatexplain:validation")
     assert list(corpus.texts) == ["a post .", "another one", "a third"]
-    assert [corpus.classes[label] for label in corpus.labels] == ["hatespeech", "normal", "offensive"]
+    assert [corpus.classes[label] for label in corpus.labels] == [
+        "hatespeech",
+        "normal",
+        "offensive",
+    ]
     refused("hatexplain", "Hate-speech-CNERG/hatexplain", "not in the local cache")
 
 
@@ -608,7 +707,11 @@ def test_e_snli_from_the_cache(cache):
     put_converted(cache, "esnli/esnli", "test", columns)
     corpus = load_corpus("e-snli:test")
     assert corpus.items == [*map(Pair, columns["premise"], columns["hypothesis"])]
-    assert [corpus.classes[label] for label in corpus.labels] == ["entailment", "contradiction", "neutral"]
+    assert [corpus.classes[label] for label in corpus.labels] == [
+        "entailment",
+        "contradiction",
+        "neutral",
+    ]
     refused("e-snli:validation", "esnli/esnli", "not in the local cache")
 
 
@@ -623,7 +726,9 @@ def put_imdb(cache) -> None:
 def test_imdb_from_the_cache_with_a_validation_split(cache):
     refused("imdb", "stanfordnlp/imdb", "not in the local cache")
     put_imdb(cache)
-    train, validation, test = (load_corpus(f"imdb:{split}") for split in ("train", "validation", "test"))
+    train, validation, test = (
+        load_corpus(f"imdb:{split}") for split in ("train", "validation", "test")
+    )
     assert list(test.texts) == ["bad", "good", "worse"]
     assert [test.classes[label] for label in test.labels] == ["neg", "pos", "neg"]
     assert (len(train), len(validation)) == (36, 4)
@@ -648,13 +753,19 @@ def test_imdb_from_the_cache_with_a_validation_split(cache):
     ],
 )
 def test_gaps_in_classes_of_the_hub(cache, premise, hypothesis, label, words):
-    columns = {"premise": ["One.", premise], "hypothesis": ["Two.", hypothesis], "label": [1, label]}
+    columns = {
+        "premise": ["One.", premise],
+        "hypothesis": ["Two.", hypothesis],
+        "label": [1, label],
+    }
     put_converted(cache, "esnli/esnli", "train", columns)
     refused("e-snli", "plain_text/train/0000.parquet", words)
 
 
 def test_files_of_the_hub_that_are_not_as_they_were(cache):
-    put_converted(cache, "esnli/esnli", "train", {"premise": ["One."], "hypotheses": ["Two."], "label": [1]})
+    put_converted(
+        cache, "esnli/esnli", "train", {"premise": ["One."], "hypotheses": ["Two."], "label": [1]}
+    )
     refused("e-snli", "0000.parquet has no column hypothesis", "hypotheses")
     cache("stanfordnlp/imdb", IMDB, "plain_text/test-00000-of-00001.parquet", b"PAR1 and no more")
     refused("imdb:test", "test-00000-of-00001.parquet", "cannot be read")
@@ -665,8 +776,12 @@ def test_identities_on_the_hub_are_those_of_the_cached_commit(cache, monkeypatch
         with pytest.raises(AnalysisError, match="not in the local cache"):
             corpora.data_identity(spec)
     put_imdb(cache)
-    assert corpora.data_identity("imdb:validation") == f"imdb:validation from stanfordnlp/imdb@{IMDB}"
-    put_converted(cache, "esnli/esnli", "test", {"premise": ["One."], "hypothesis": ["Two."], "label": [1]})
+    assert (
+        corpora.data_identity("imdb:validation") == f"imdb:validation from stanfordnlp/imdb@{IMDB}"
+    )
+    put_converted(
+        cache, "esnli/esnli", "test", {"premise": ["One."], "hypothesis": ["Two."], "label": [1]}
+    )
     assert corpora.data_identity("e-snli:test") == f"e-snli:test from esnli/esnli@{CONVERTED}"
     # What the branch holds is not known before it is fetched.
     monkeypatch.setattr(hub, "_reachable", lambda: True)
@@ -691,7 +806,15 @@ def encoded(pixels: np.ndarray | Image.Image, kind: str, **options) -> bytes:
     return out.getvalue()
 
 
-FORMATS = {"png": "PNG", "jpg": "JPEG", "jpeg": "JPEG", "webp": "WebP", "bmp": "BMP", "tif": "TIFF", "TIFF": "TIFF"}
+FORMATS = {
+    "png": "PNG",
+    "jpg": "JPEG",
+    "jpeg": "JPEG",
+    "webp": "WebP",
+    "bmp": "BMP",
+    "tif": "TIFF",
+    "TIFF": "TIFF",
+}
 
 
 def test_a_folder_of_images_of_every_format(write, tmp_path):
@@ -701,8 +824,15 @@ def test_a_folder_of_images_of_every_format(write, tmp_path):
     write("photos/.hidden.png", b"")
     write("photos/.cache/x.png", b"")
     corpus = load_corpus(str(tmp_path / "photos"))
-    assert (corpus.kind, corpus.labels, corpus.blank, len(corpus)) == ("image", None, 0, len(FORMATS))
-    assert [item.path.name for item in corpus.items] == [f"{i}.{suffix}" for i, suffix in enumerate(FORMATS)]
+    assert (corpus.kind, corpus.labels, corpus.blank, len(corpus)) == (
+        "image",
+        None,
+        0,
+        len(FORMATS),
+    )
+    assert [item.path.name for item in corpus.items] == [
+        f"{i}.{suffix}" for i, suffix in enumerate(FORMATS)
+    ]
     for i, (item, kind) in enumerate(zip(corpus.items, FORMATS.values(), strict=True)):
         image = item.load()
         assert (image.mode, image.size) == ("RGB", (32, 24))
@@ -718,7 +848,8 @@ def test_each_picture_of_a_file_is_an_item_and_the_file_a_unit(write, tmp_path, 
     frames = [Image.fromarray(np.full((16, 16, 3), value, np.uint8)) for value in (40, 120, 200)]
     options = {"lossless": True} if suffix == "webp" else {}
     write(
-        f"several/b.{suffix}", encoded(frames[0], SEVERAL[suffix], save_all=True, append_images=frames[1:], **options)
+        f"several/b.{suffix}",
+        encoded(frames[0], SEVERAL[suffix], save_all=True, append_images=frames[1:], **options),
     )
     for name, value in (("a", 80), ("c", 240)):
         write(f"several/{name}.png", encoded(np.full((16, 16, 3), value, np.uint8), "PNG"))
@@ -727,7 +858,10 @@ def test_each_picture_of_a_file_is_an_item_and_the_file_a_unit(write, tmp_path, 
     assert found == pytest.approx([80, 40, 120, 200, 240], abs=2)
     assert corpus.groups(20) == [0, 1, 1, 1, 2]
     assert len({item.digest() for item in corpus.items}) == 5
-    assert [str(item).partition(" in ")[0] for item in corpus.items[2:4]] == ["picture 2", "picture 3"]
+    assert [str(item).partition(" in ")[0] for item in corpus.items[2:4]] == [
+        "picture 2",
+        "picture 3",
+    ]
     assert len(load_corpus(str(tmp_path / "several"), limit=2)) == 2
     # Of files with one picture each, none is a unit.
     (tmp_path / "several" / f"b.{suffix}").unlink()
@@ -739,7 +873,9 @@ def test_a_reduced_copy_in_a_tiff_is_left_out_and_said(write, caplog):
     reduced = pages[0].resize((8, 6))
     # Tag 254: what a page is of the others; 1 says a reduced copy.
     reduced.encoderinfo = {"tiffinfo": {254: 1}}
-    path = write("scan.tif", encoded(pages[0], "TIFF", save_all=True, append_images=[reduced, pages[1]]))
+    path = write(
+        "scan.tif", encoded(pages[0], "TIFF", save_all=True, append_images=[reduced, pages[1]])
+    )
     corpus = load_corpus(path)
     assert [item.load().size for item in corpus.items] == [(32, 24)] * 2
     assert "of the 3 pictures" in caplog.text
@@ -801,7 +937,10 @@ def test_links_are_followed_but_not_round(write, tmp_path):
     (tmp_path / "photos" / "a" / "back").symlink_to(tmp_path / "photos")
     (tmp_path / "linked").symlink_to(tmp_path / "photos")
     for folder in ("photos", "linked"):
-        assert [item.path.name for item in load_corpus(str(tmp_path / folder)).items] == ["1.png", "2.png"]
+        assert [item.path.name for item in load_corpus(str(tmp_path / folder)).items] == [
+            "1.png",
+            "2.png",
+        ]
 
 
 def unreadable(path: str, *words: str) -> None:
@@ -881,7 +1020,11 @@ TONE = (0.5 * np.sin(2 * np.pi * 220 * np.arange(RATE) / RATE)).astype(np.float3
 
 
 def recorded(
-    samples: np.ndarray, kind: str = "WAV", subtype: str | None = None, rate: int = RATE, endian: str | None = None
+    samples: np.ndarray,
+    kind: str = "WAV",
+    subtype: str | None = None,
+    rate: int = RATE,
+    endian: str | None = None,
 ) -> bytes:
     out = io.BytesIO()
     soundfile.write(out, samples, rate, format=kind, subtype=subtype, endian=endian)
@@ -901,13 +1044,24 @@ def test_a_folder_of_sounds_of_every_format(write, tmp_path):
     assert (corpus.kind, corpus.labels, len(corpus)) == ("audio", None, 4)
     for item, error in zip(corpus.items, (2**-15, 2**-15, 0.05, 0.05), strict=True):
         sound = item.load()
-        assert (sound.rate, sound.samples.shape, sound.samples.dtype) == (RATE, TONE.shape, np.float32)
+        assert (sound.rate, sound.samples.shape, sound.samples.dtype) == (
+            RATE,
+            TONE.shape,
+            np.float32,
+        )
         assert np.abs(sound.samples - TONE).max() < error
 
 
 @pytest.mark.parametrize(
     ("subtype", "error"),
-    [("PCM_U8", 2**-7), ("PCM_16", 2**-15), ("PCM_24", 2**-23), ("PCM_32", 2**-24), ("FLOAT", 0), ("DOUBLE", 0)],
+    [
+        ("PCM_U8", 2**-7),
+        ("PCM_16", 2**-15),
+        ("PCM_24", 2**-23),
+        ("PCM_32", 2**-24),
+        ("FLOAT", 0),
+        ("DOUBLE", 0),
+    ],
 )
 def test_every_depth_of_a_wave_file(write, subtype, error):
     (item,) = load_corpus(write("x.wav", recorded(TONE, subtype=subtype))).items
@@ -944,7 +1098,9 @@ def test_samples_on_another_scale(write):
     unreadable(path, path, "16384", "between -1 and 1")
 
 
-@pytest.mark.parametrize(("kind", "subtype"), [("MP3", None), ("OGG", "VORBIS"), ("WAV", "FLOAT"), ("WAV", "DOUBLE")])
+@pytest.mark.parametrize(
+    ("kind", "subtype"), [("MP3", None), ("OGG", "VORBIS"), ("WAV", "FLOAT"), ("WAV", "DOUBLE")]
+)
 def test_samples_beyond_full_scale_are_those_of_soundfile(write, kind, subtype):
     """As what lossy formats decode to, and floats, may be."""
     loud = 1.5 * np.sign(np.random.default_rng(0).normal(size=RATE))
@@ -956,8 +1112,19 @@ def test_samples_beyond_full_scale_are_those_of_soundfile(write, kind, subtype):
     np.testing.assert_allclose(samples, expected, atol=1e-6)
 
 
-JOINED = [("OGG", "VORBIS", RATE), ("OGG", "OPUS", 48_000), ("MP3", None, RATE), ("MP3", None, 44_100)]
-JOINED += [("FLAC", None, RATE), ("WAV", None, RATE), ("AU", None, RATE), ("CAF", None, RATE), ("RF64", None, RATE)]
+JOINED = [
+    ("OGG", "VORBIS", RATE),
+    ("OGG", "OPUS", 48_000),
+    ("MP3", None, RATE),
+    ("MP3", None, 44_100),
+]
+JOINED += [
+    ("FLAC", None, RATE),
+    ("WAV", None, RATE),
+    ("AU", None, RATE),
+    ("CAF", None, RATE),
+    ("RF64", None, RATE),
+]
 JOINED += [("W64", None, RATE), ("AIFF", None, RATE)]
 
 
@@ -981,7 +1148,10 @@ def test_a_tag_before_a_recording_is_not_one_of_its_own(write):
 
 
 def test_joined_recordings_of_two_rates_are_refused(write):
-    unreadable(write("x.ogg", recorded(TONE, "OGG") + recorded(TONE, "OGG", rate=8000)), "8000 and 16000 Hz")
+    unreadable(
+        write("x.ogg", recorded(TONE, "OGG") + recorded(TONE, "OGG", rate=8000)),
+        "8000 and 16000 Hz",
+    )
 
 
 def test_an_empty_sound(write):
@@ -997,7 +1167,8 @@ def test_a_file_that_is_no_sound(write, content, suffix):
 
 
 @pytest.mark.parametrize(
-    ("kind", "subtype"), [("WAV", "PCM_16"), ("WAV", "PCM_24"), ("WAV", "FLOAT"), ("FLAC", None), ("MP3", None)]
+    ("kind", "subtype"),
+    [("WAV", "PCM_16"), ("WAV", "PCM_24"), ("WAV", "FLOAT"), ("FLAC", None), ("MP3", None)],
 )
 def test_a_truncated_sound(write, kind, subtype):
     whole = recorded(np.random.default_rng(0).normal(scale=0.1, size=3 * RATE), kind, subtype)
@@ -1010,7 +1181,9 @@ def test_a_truncated_sound(write, kind, subtype):
 @pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFF000, 0])
 @pytest.mark.parametrize("whole", [0xFFFFFFFF, 0])
 def test_a_wave_file_written_to_a_pipe(write, length, whole):
-    """Its header gives no length, or about the largest there is, and that is no sign of a truncated file."""
+    """Its header gives no length, or about the largest there is, and that is no sign of a truncated
+    file.
+    """
     content = bytearray(recorded(TONE))
     content[4:8] = struct.pack("<I", whole)
     start = content.index(b"data") + 4
@@ -1074,13 +1247,17 @@ def test_a_sound_of_any_length_is_read_whole_and_a_cut_one_refused(write, kind):
 
 def test_an_empty_sound_before_another_chunk(write):
     """What follows in an empty file is no sound."""
-    path = write("x.wav", recorded(TONE[:0]) + b"LIST" + struct.pack("<I", 26) + b"INFOISFT" + bytes(18))
+    path = write(
+        "x.wav", recorded(TONE[:0]) + b"LIST" + struct.pack("<I", 26) + b"INFOISFT" + bytes(18)
+    )
     unreadable(path, path, "holds no sound")
 
 
 def test_a_header_that_claims_more_than_memory_holds(write):
     content = bytearray(recorded(TONE, "FLAC"))
-    content[21:26] = bytes([content[21] | 0x0F, 255, 255, 255, 255])  # The number of samples in STREAMINFO.
+    content[21:26] = bytes(
+        [content[21] | 0x0F, 255, 255, 255, 255]
+    )  # The number of samples in STREAMINFO.
     path = write("x.flac", bytes(content))
     assert soundfile.info(path).frames == 2**36 - 1
     unreadable(path, path)
@@ -1116,7 +1293,9 @@ def test_absolute_paths_and_those_from_a_folder_above_name_sounds(write, tmp_pat
     path = write("calls/sub/b.wav", recorded(TONE))
     for number, name in enumerate((path, "calls/sub/b.wav", "calls\\sub\\b.wav")):
         write("calls/metadata.csv", f"file_name,text\n{name},said {number}\n")
-        assert [item.text for item in load_corpus(str(tmp_path / "calls")).items] == [f"said {number}"]
+        assert [item.text for item in load_corpus(str(tmp_path / "calls")).items] == [
+            f"said {number}"
+        ]
 
 
 def test_tables_that_say_nothing_of_sounds(write, tmp_path, caplog):
@@ -1140,10 +1319,14 @@ def test_tables_that_say_nothing_of_sounds(write, tmp_path, caplog):
     assert [item.text for item in load_corpus(folder).items] == ["hello", "", ""]
 
 
-@pytest.mark.parametrize(("name", "remedy"), [("a.m4a", "ffmpeg"), ("a.heic", "PNG"), ("folder/a.m4a", "ffmpeg")])
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("a.m4a", "ffmpeg"), ("a.heic", "PNG"), ("folder/a.m4a", "ffmpeg")]
+)
 def test_what_neither_library_reads_is_to_be_converted(write, tmp_path, name, remedy):
     path = write(name, b"\0\0\0 ftyp")
-    refused(str(Path(path).parent) if "/" in name else path, Path(name).suffix, "convert them", remedy)
+    refused(
+        str(Path(path).parent) if "/" in name else path, Path(name).suffix, "convert them", remedy
+    )
 
 
 # --- What all items share -------------------------------------------------------------------------
@@ -1207,7 +1390,9 @@ def test_identities_of_folders(classes, write):
 
 
 def test_items_are_small_and_can_be_sent_away(write, tmp_path, monkeypatch):
-    """A corpus of files travels as paths: nothing of a picture of three megabytes, or of an hour of sound."""
+    """A corpus of files travels as paths: nothing of a picture of three megabytes, or of an hour of
+    sound.
+    """
     write("photos/large.bmp", encoded(picture(0, 1000, 1000, 3), "BMP"))
     write("calls/long.wav", recorded(np.tile(TONE, 60)))
     monkeypatch.chdir(tmp_path)
@@ -1228,13 +1413,22 @@ def test_items_are_small_and_can_be_sent_away(write, tmp_path, monkeypatch):
 
 def test_items_made_in_memory():
     """What a program has made itself is a corpus as well."""
-    pixels, sounds = [picture(0), picture(0, 4, 6)], [corpora.Sound(TONE, RATE), corpora.Sound(TONE, 8000)]
+    pixels, sounds = (
+        [picture(0), picture(0, 4, 6)],
+        [corpora.Sound(TONE, RATE), corpora.Sound(TONE, 8000)],
+    )
     images = Corpus("mine", [corpora.ArrayImage(array) for array in pixels], kind="image")
     assert [item.load().mode for item in images.items] == ["RGB", "L"]
-    assert all(np.array_equal(item.load(), array) for item, array in zip(images.items, pixels, strict=True))
+    assert all(
+        np.array_equal(item.load(), array) for item, array in zip(images.items, pixels, strict=True)
+    )
     assert Corpus("mine", sounds, kind="audio").items[0].load().samples is TONE
-    hashes = {Corpus("mine", chosen, kind="audio").sha256 for chosen in (sounds, sounds[:1], sounds[1:])}
-    reshaped = Corpus("mine", [corpora.ArrayImage(array.reshape(-1, 2)) for array in pixels], kind="image")
+    hashes = {
+        Corpus("mine", chosen, kind="audio").sha256 for chosen in (sounds, sounds[:1], sounds[1:])
+    }
+    reshaped = Corpus(
+        "mine", [corpora.ArrayImage(array.reshape(-1, 2)) for array in pixels], kind="image"
+    )
     assert len({*hashes, images.sha256, reshaped.sha256}) == 5
 
 
@@ -1254,7 +1448,9 @@ def test_digits_are_those_of_scikit_learn():
     for corpus in (train, test):
         images = [item.load() for item in corpus.items]
         assert all((image.mode, image.size) == ("L", (8, 8)) for image in images)
-        found.update((image.tobytes(), label) for image, label in zip(images, corpus.labels, strict=True))
+        found.update(
+            (image.tobytes(), label) for image, label in zip(images, corpus.labels, strict=True)
+        )
     # Every digit once, in one of the two.
     assert found == expected
     # As many of a class in either, but for one: 178 zeros give 89 and 89.
@@ -1263,7 +1459,9 @@ def test_digits_are_those_of_scikit_learn():
 
 
 def test_digits_have_an_identity_and_travel():
-    assert corpora.data_identity("digits").endswith(f"scikit-learn=={importlib.metadata.version('scikit-learn')}")
+    assert corpora.data_identity("digits").endswith(
+        f"scikit-learn=={importlib.metadata.version('scikit-learn')}"
+    )
     corpus = load_corpus("digits:train", limit=20, seed=1)
     sent = pickle.dumps(corpus)
     assert len(sent) < 20 * 400
@@ -1280,9 +1478,17 @@ IMAGENET = "49e2ee26f3810fb5a7536bbf732a7b07389a47b5"
 def put_imagenet(cache, part: int) -> None:
     """Five images of brightness 5·part + 0..4, two to a group of rows."""
     values = range(5 * part, 5 * part + 5)
-    stored = [{"bytes": encoded(np.full((4, 6), i, np.uint8), "PNG"), "path": f"{i}.JPEG"} for i in values]
+    stored = [
+        {"bytes": encoded(np.full((4, 6), i, np.uint8), "PNG"), "path": f"{i}.JPEG"} for i in values
+    ]
     columns = {"image": stored, "label": [i % 7 for i in values]}
-    cache("ILSVRC/imagenet-1k", IMAGENET, f"data/validation-{part:05d}-of-00014.parquet", columns, rows=2)
+    cache(
+        "ILSVRC/imagenet-1k",
+        IMAGENET,
+        f"data/validation-{part:05d}-of-00014.parquet",
+        columns,
+        rows=2,
+    )
 
 
 def test_imagenet_from_the_cache(cache):
@@ -1294,7 +1500,10 @@ def test_imagenet_from_the_cache(cache):
     assert list(corpus.labels) == [i % 7 for i in range(70)]
     sample = load_corpus("imagenet-1k:validation", limit=9, seed=0)
     assert list(sample.labels) == [value % 7 for value in brightness(sample)]
-    assert len({corpus.sha256, sample.sha256, load_corpus("imagenet-1k", limit=9, seed=None).sha256}) == 3
+    assert (
+        len({corpus.sha256, sample.sha256, load_corpus("imagenet-1k", limit=9, seed=None).sha256})
+        == 3
+    )
     again = pickle.loads(pickle.dumps(sample.items))
     assert brightness(Corpus("again", again, kind="image")) == brightness(sample)
     assert IMAGENET in corpora.data_identity("imagenet-1k")
@@ -1309,8 +1518,15 @@ def test_the_first_images_need_the_first_file_only(cache):
 
 
 def test_a_damaged_file_of_images(cache):
-    cache("ILSVRC/imagenet-1k", IMAGENET, "data/validation-00000-of-00014.parquet", b"PAR1 and no more")
-    refused("imagenet-1k", "validation-00000-of-00014.parquet", "cannot be read", limit=1, seed=None)
+    cache(
+        "ILSVRC/imagenet-1k",
+        IMAGENET,
+        "data/validation-00000-of-00014.parquet",
+        b"PAR1 and no more",
+    )
+    refused(
+        "imagenet-1k", "validation-00000-of-00014.parquet", "cannot be read", limit=1, seed=None
+    )
 
 
 def test_a_gated_corpus_says_so(cache, monkeypatch):
@@ -1319,7 +1535,9 @@ def test_a_gated_corpus_says_so(cache, monkeypatch):
 
     monkeypatch.setattr(hub, "_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    refused("imagenet-1k", "ILSVRC/imagenet-1k is gated", "ask for access", "hf auth login", limit=1)
+    refused(
+        "imagenet-1k", "ILSVRC/imagenet-1k is gated", "ask for access", "hf auth login", limit=1
+    )
 
 
 # --- Files of others ------------------------------------------------------------------------------
@@ -1358,18 +1576,23 @@ def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path, column):
     """A comma without quotes would cut the text, and take its rest for the class."""
     path = tmp_path / "comma.csv"
     path.write_text("text,label\nhello there,a\nbye, now,b\n")
-    with pytest.raises(AnalysisError, match="row 3 has 3 cells, and the header 2: put what has the separator"):
+    with pytest.raises(
+        AnalysisError, match="row 3 has 3 cells, and the header 2: put what has the separator"
+    ):
         load_corpus(f"{path}:{column}")
 
 
-# --- Quotation marks, units, tables at hand ---------------------------------------------------------
+# --- Quotation marks, units, tables at hand
+# ---------------------------------------------------------
 
 SAID = ['"No," he said.', '"so it goes', 'a "b" c', '"', "plain", '""quoted""']
 
 
 @pytest.mark.parametrize("name", ["said.tsv", "said.csv", "said.tab.csv"])
 def test_quotation_marks_between_tabs_are_part_of_the_text(write, name):
-    path = write(name, "text\tlabel\n" + "".join(f"{text}\t{i % 2}\n" for i, text in enumerate(SAID)))
+    path = write(
+        name, "text\tlabel\n" + "".join(f"{text}\t{i % 2}\n" for i, text in enumerate(SAID))
+    )
     corpus = load_corpus(f"{path}:text:label")
     assert list(corpus.items) == SAID
     assert list(corpus.labels) == [0, 1] * 3
@@ -1379,7 +1602,8 @@ def test_quotation_marks_between_tabs_are_part_of_the_text(write, name):
 def test_cells_of_several_lines_are_counted_and_said(write, caplog, delimiter):
     """As a lone quotation mark makes them."""
     path = write(
-        "table.csv", f'text{delimiter}label\n"one\ntwo"{delimiter}a\nthree{delimiter}b\n"four\nfive"{delimiter}c\n'
+        "table.csv",
+        f'text{delimiter}label\n"one\ntwo"{delimiter}a\nthree{delimiter}b\n"four\nfive"{delimiter}c\n',
     )
     assert list(load_corpus(f"{path}:text").texts) == ["one\ntwo", "three", "four\nfive"]
     assert "2 of the rows" in caplog.text
@@ -1464,7 +1688,9 @@ def test_a_table_at_hand_without_its_column_is_refused(kind):
 @pytest.mark.parametrize("kind", ["pandas", "dictionary", "arrow", "rows"])
 def test_two_columns_make_pairs(kind):
     corpus = load_corpus(TABLES[kind], column=["text", "other"])
-    assert list(corpus.items) == [Pair(*pair) for pair in zip(COLUMNS["text"], COLUMNS["other"], strict=True)]
+    assert list(corpus.items) == [
+        Pair(*pair) for pair in zip(COLUMNS["text"], COLUMNS["other"], strict=True)
+    ]
 
 
 def test_columns_of_one_name_are_refused():
@@ -1480,7 +1706,9 @@ def test_columns_of_what_has_none_are_refused(write):
     for data in (["one", "two"], (text for text in ["one", "two"])):
         with pytest.raises(AnalysisError, match="has no columns: leave column="):
             load_corpus(data, column="text")
-    refused(write("lines.txt", "one\ntwo\n"), "column= is of a table that is at hand", column="text")
+    refused(
+        write("lines.txt", "one\ntwo\n"), "column= is of a table that is at hand", column="text"
+    )
     refused("wikipedia", "column= is of a table that is at hand", column="text")
     refused("wikipedia", "has its own units", units="text")
 
@@ -1513,7 +1741,11 @@ def test_texts_without_a_unit_are_units_of_their_own(write, caplog):
     assert corpus.take([1, 3]).groups(20) == [0, 1]
     gaps = write("gaps.csv", "text,doc,label\n" + "".join(f"{row},x\n" for row in rows.split()))
     assert load_corpus(f"{gaps}:text:label", units="doc").groups(20) == expected
-    refused(write("none.csv", "text,doc\none,\ntwo, \n") + ":text", "the column doc is empty", units="doc")
+    refused(
+        write("none.csv", "text,doc\none,\ntwo, \n") + ":text",
+        "the column doc is empty",
+        units="doc",
+    )
     with pytest.raises(AnalysisError, match="units= is of a table"):
         load_corpus(corpus, units="doc")
 
@@ -1526,25 +1758,38 @@ def test_a_column_may_be_known_by_a_number():
 
 
 def test_a_corpus_is_of_one_kind_and_whole():
-    for items, said in ((["one", Pair("a", "b")], "item 2 is a Pair"), ([Pair("a", "b"), "one"], "item 2 is a str")):
+    for items, said in (
+        (["one", Pair("a", "b")], "item 2 is a Pair"),
+        ([Pair("a", "b"), "one"], "item 2 is a str"),
+    ):
         with pytest.raises(AnalysisError, match=said):
             Corpus("mixed", items)
     with pytest.raises(AnalysisError, match="2 items and 1 labels"):
         Corpus("short", ["a", "b"], labels=[0], classes=["x"])
     corpus = Corpus("arrays", ["a", "b", "c"], labels=np.array([0, 1, 1]), classes=["x", "y"])
-    assert corpus.groups(3) == Corpus("list", ["a", "b", "c"], labels=[0, 1, 1], classes=["x", "y"]).groups(3)
+    assert corpus.groups(3) == Corpus(
+        "list", ["a", "b", "c"], labels=[0, 1, 1], classes=["x", "y"]
+    ).groups(3)
     assert corpus.take([0, 2]).labels == [0, 1]
 
 
 @pytest.mark.parametrize(
-    "pixels", [np.zeros((4, 4)), np.zeros((0, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros(4, np.uint8)]
+    "pixels",
+    [
+        np.zeros((4, 4)),
+        np.zeros((0, 4), np.uint8),
+        np.zeros((4, 4, 4), np.uint8),
+        np.zeros(4, np.uint8),
+    ],
 )
 def test_an_image_at_hand_has_bytes_and_a_shape(pixels):
     with pytest.raises(AnalysisError, match="give uint8, of height x width"):
         media.ArrayImage(pixels)
 
 
-@pytest.mark.parametrize("samples", [np.zeros(9, np.int16), np.zeros((9, 2), np.float32), np.zeros(0, np.float32)])
+@pytest.mark.parametrize(
+    "samples", [np.zeros(9, np.int16), np.zeros((9, 2), np.float32), np.zeros(0, np.float32)]
+)
 def test_a_sound_at_hand_has_samples_of_one_channel(samples):
     with pytest.raises(AnalysisError, match="give those of one channel, float32"):
         media.Sound(samples, 16000)
@@ -1558,10 +1803,26 @@ def test_a_sound_at_hand_has_a_rate_and_a_scale():
         media.Sound(np.full(9, 100, np.float32), 16000)
 
 
-# --- Whatever the libraries read --------------------------------------------------------------------
+# --- Whatever the libraries read
+# --------------------------------------------------------------------
 
-SOUND_FORMATS = {"aiff": "AIFF", "aif": "AIFF", "au": "AU", "caf": "CAF", "w64": "W64", "opus": "OGG", "oga": "OGG"}
-SOUND_FORMATS |= {"wav": "WAV", "flac": "FLAC", "mp3": "MP3", "rf64": "RF64", "voc": "VOC", "nist": "NIST"}
+SOUND_FORMATS = {
+    "aiff": "AIFF",
+    "aif": "AIFF",
+    "au": "AU",
+    "caf": "CAF",
+    "w64": "W64",
+    "opus": "OGG",
+    "oga": "OGG",
+}
+SOUND_FORMATS |= {
+    "wav": "WAV",
+    "flac": "FLAC",
+    "mp3": "MP3",
+    "rf64": "RF64",
+    "voc": "VOC",
+    "nist": "NIST",
+}
 IMAGE_FORMATS = {
     "jfif": "JPEG",
     "jpe": "JPEG",
@@ -1602,11 +1863,16 @@ def test_other_files_of_a_folder_are_counted_and_named(write, tmp_path, caplog):
     for name in ("b.heic", "c.heic", "notes.txt", "README"):
         write(name, "x")
     assert len(load_corpus(str(tmp_path))) == 1
-    assert "where 1 images are read, are other files: 2 of .heic, 1 of no ending, 1 of .txt" in caplog.text
+    assert (
+        "where 1 images are read, are other files: 2 of .heic, 1 of no ending, 1 of .txt"
+        in caplog.text
+    )
 
 
 class Dataset:
-    """As much of a dataset of ``datasets`` as its users rely on: its other columns are costly to decode."""
+    """As much of a dataset of ``datasets`` as its users rely on: its other columns are costly to
+    decode.
+    """
 
     def __init__(self, chosen=None):
         self.chosen = chosen

@@ -1,4 +1,6 @@
-"""Folders of HateXplain, YelpHat and e-SNLI: their splits, and what is said of those that are not whole."""
+"""Folders of HateXplain, YelpHat and e-SNLI: their splits, and what is said of those that are not
+whole.
+"""
 
 import itertools
 import os
@@ -16,7 +18,9 @@ YELP_PARTS = (1, 6, 7, 8)
 
 @pytest.fixture
 def lay_out(tmp_path):
-    """A function that writes CSV files, by name, into a folder of a name, and gives the folder as a string."""
+    """A function that writes CSV files, by name, into a folder of a name, and gives the folder as a
+    string.
+    """
 
     def lay_out(name: str, files: dict[str, str]) -> str:
         folder = tmp_path / name
@@ -30,8 +34,14 @@ def lay_out(tmp_path):
 
 @pytest.fixture
 def hatexplain(lay_out):
-    rows = {"train": "fine,normal\nrude,offensive\n", "val": "mild,normal\n", "test": "plain,normal\n"}
-    files = {f"hatexplain_{name}.csv": f"split,text,label\n{name},{row}" for name, row in rows.items()}
+    rows = {
+        "train": "fine,normal\nrude,offensive\n",
+        "val": "mild,normal\n",
+        "test": "plain,normal\n",
+    }
+    files = {
+        f"hatexplain_{name}.csv": f"split,text,label\n{name},{row}" for name, row in rows.items()
+    }
     files["hatexplain_train.csv"] = "split,text,label\ntrain,fine,normal\ntrain,rude,offensive\n"
     return lay_out("hatexplain", files)
 
@@ -48,7 +58,9 @@ def yelphat(lay_out):
     """Forty reviews in four files, of which twelve are good."""
     files = {}
     for at, number in enumerate(YELP_PARTS):
-        rows = [f'r{i},"meal {i},\nand more",{int(i % 10 < 3)}' for i in range(10 * at, 10 * at + 10)]
+        rows = [
+            f'r{i},"meal {i},\nand more",{int(i % 10 < 3)}' for i in range(10 * at, 10 * at + 10)
+        ]
         files[f"yelphat_part{number}.csv"] = "\n".join(["review_id,text,label", *rows]) + "\n"
     return lay_out("yelphat", files)
 
@@ -66,8 +78,14 @@ def refused(spec: str, *words: str) -> None:
 
 def test_hatexplain_is_read_as_it_is(hatexplain):
     train = load_corpus(f"{hatexplain}:train")
-    assert (train.items, train.labels, train.classes) == (["fine", "rude"], [0, 1], ["normal", "offensive"])
-    assert load_corpus(hatexplain).sha256 == load_corpus(f"{hatexplain}/:train").sha256 == train.sha256
+    assert (train.items, train.labels, train.classes) == (
+        ["fine", "rude"],
+        [0, 1],
+        ["normal", "offensive"],
+    )
+    assert (
+        load_corpus(hatexplain).sha256 == load_corpus(f"{hatexplain}/:train").sha256 == train.sha256
+    )
     assert load_corpus(f"{hatexplain}:validation").items == ["mild"]
     assert load_corpus(f"{hatexplain}:test").items == ["plain"]
 
@@ -208,7 +226,10 @@ def test_real_folders(spec, classes, counts):
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data beside the project is not there")
 def test_the_splits_of_the_real_reviews_are_apart_and_whole():
     splits = [set(load_corpus(f"{SHARED / 'yelphat'}:{split}").texts) for split in SPLITS]
-    parts = [load_corpus(f"{SHARED / 'yelphat' / f'yelphat_part{number}.csv'}:text") for number in YELP_PARTS]
+    parts = [
+        load_corpus(f"{SHARED / 'yelphat' / f'yelphat_part{number}.csv'}:text")
+        for number in YELP_PARTS
+    ]
     assert sum(map(len, splits)) == len(set().union(*splits)) == 1545
     assert set().union(*splits) == {text for part in parts for text in part.texts}
 
@@ -223,4 +244,6 @@ def test_real_pairs_are_joined_and_nothing_is_lost():
         def letters(text: str) -> str:
             return text.replace("``", '"').replace("''", '"').replace(" ", "")
 
-        assert [tuple(map(letters, pair)) for pair in joined] == [tuple(map(letters, pair)) for pair in apart]
+        assert [tuple(map(letters, pair)) for pair in joined] == [
+            tuple(map(letters, pair)) for pair in apart
+        ]

@@ -1,4 +1,6 @@
-"""What is kept on disk: whole or not at all; damage is noticed, and what killed processes leave is cleaned up."""
+"""What is kept on disk: whole or not at all; damage is noticed, and what killed processes leave is
+cleaned up.
+"""
 
 import errno
 import json
@@ -137,7 +139,11 @@ def test_a_scratch_folder_of_another_machine_is_left_over_after_thirty_days(tmp_
 
 
 def test_what_only_looks_like_a_scratch_folder_stays(tmp_path):
-    names = (".unfinished-4194305-abcdefgh", ".unfinished-notes", f".unfinished-{files._machine()}-mine")
+    names = (
+        ".unfinished-4194305-abcdefgh",
+        ".unfinished-notes",
+        f".unfinished-{files._machine()}-mine",
+    )
     for name in names:
         (tmp_path / name).mkdir()
     with files.scratch(tmp_path, ".unfinished"):
@@ -223,7 +229,12 @@ def test_no_table_of_another_run_stays(killed_at, tmp_path, monkeypatch):
                 assert {*described} == ({"b", "c"} if killed_at == 5 else {"a", "b"})
                 assert {path.stem for path in tmp_path.glob("*.parquet")} == {*described}
     save_tables(tables("c", "d"), output(tmp_path), {})
-    assert {path.name for path in tmp_path.glob("[!.]*")} == {"c.parquet", "d.parquet", "run.json", "mine.csv"}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {
+        "c.parquet",
+        "d.parquet",
+        "run.json",
+        "mine.csv",
+    }
     assert [path.name for path in tmp_path.glob(".*")] == [SEAL]
 
 
@@ -266,6 +277,8 @@ def test_what_listens_and_is_no_scheduler_is_told_in_time(tiny_folder, monkeypat
         started = time.monotonic()
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(AnalysisError, match="no Dask scheduler answers"):
-            measure(tiny_folder("bert"), ["a", "b c"], "anisotropy", scheduler=address, progress=False)
+            measure(
+                tiny_folder("bert"), ["a", "b c"], "anisotropy", scheduler=address, progress=False
+            )
         # A second, and what a busy machine adds.
         assert time.monotonic() - started < 100

@@ -1,4 +1,6 @@
-"""Which items are drawn: the classes keep their shares, splits do not overlap, and draws stay what they were."""
+"""Which items are drawn: the classes keep their shares, splits do not overlap, and draws stay what
+they were.
+"""
 
 import itertools
 from collections import Counter
@@ -35,7 +37,10 @@ def test_rows_of_a_split_are_in_the_order_of_the_corpus():
 
 
 def test_at_most_so_many_of_a_class():
-    kept = [division("a" * 30 + "b" * 12, "ab", split, 0.1, 0.2, rounding=int, most=12) for split in SPLITS]
+    kept = [
+        division("a" * 30 + "b" * 12, "ab", split, 0.1, 0.2, rounding=int, most=12)
+        for split in SPLITS
+    ]
     assert [len(part) for part in kept] == [18, 2, 4]
 
 
@@ -60,7 +65,9 @@ def test_stratified_samples_need_classes():
 
 
 def test_every_item_of_a_class_is_drawn_as_often():
-    counts = sum(np.bincount(drawn("aaaab", {"a": 2, "b": 1}, seed), minlength=5) for seed in range(2000))
+    counts = sum(
+        np.bincount(drawn("aaaab", {"a": 2, "b": 1}, seed), minlength=5) for seed in range(2000)
+    )
     # Four standard deviations of a binomial.
     np.testing.assert_allclose(counts[:4] / 2000, 0.5, atol=0.045)
     assert counts[4] == 2000

@@ -16,7 +16,19 @@ from analysis_book.figures.markup import address, code, code_block, entities, pl
 
 # All that markdown, MyST and HTML give a meaning, with a few letters between.
 TEXTS = st.text("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ \n1ax漢\u00e9")
-NAMES = ["<b>x</b>", "{{x}}", "[a](b)", "a|b", "$a$ and $b$", "`c`", "# not a title", "1. one", "&amp;", "a__b__", "\\"]
+NAMES = [
+    "<b>x</b>",
+    "{{x}}",
+    "[a](b)",
+    "a|b",
+    "$a$ and $b$",
+    "`c`",
+    "# not a title",
+    "1. one",
+    "&amp;",
+    "a__b__",
+    "\\",
+]
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(dollarmath_plugin).use(substitution_plugin)
 
 
@@ -76,12 +88,20 @@ def test_names_begin_a_line(name):
     assert shown(plain(name)) == (name, ["p"])
 
 
-@given(st.text(min_size=1).filter(lambda name: name not in (".", "..") and "/" not in name and name.isprintable()))
+@given(
+    st.text(min_size=1).filter(
+        lambda name: name not in (".", "..") and "/" not in name and name.isprintable()
+    )
+)
 def test_an_address_is_that_of_a_file_in_the_folder(name):
     link = address(name, "index.html")
     assert re.fullmatch(r"[\w.~%-]+/index\.html", link)
-    assert unquote(urljoin("file:///reports/index.html", link)) == f"file:///reports/{name}/index.html"
+    assert (
+        unquote(urljoin("file:///reports/index.html", link)) == f"file:///reports/{name}/index.html"
+    )
 
 
 def test_a_name_cannot_be_a_scheme():
-    assert urljoin("file:///reports/index.html", address("javascript:alert(1)")).startswith("file:///reports/java")
+    assert urljoin("file:///reports/index.html", address("javascript:alert(1)")).startswith(
+        "file:///reports/java"
+    )

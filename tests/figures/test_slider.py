@@ -44,7 +44,8 @@ def test_it_holds_every_frame_and_shows_the_last():
 
 
 @pytest.mark.parametrize(
-    ("frames", "said"), [({}, "these 0 have 0"), ({"a": frame(0), "b": frame(0, width=3)}, "these 2 have 2")]
+    ("frames", "said"),
+    [({}, "these 0 have 0"), ({"a": frame(0), "b": frame(0, width=3)}, "these 2 have 2")],
 )
 def test_frames_of_no_size_or_of_two_are_refused(frames, said):
     with pytest.raises(AnalysisError, match=said):
@@ -56,7 +57,10 @@ def test_a_frame_is_what_its_figure_draws_in_a_few_colours():
     figure.savefig(buffer, format="png")
     drawn = np.asarray(Image.open(buffer).convert("RGB"), dtype=int)
     shown = base64.b64decode(re.findall(r"base64,([^\"]+)", slider()._repr_html_())[1])
-    assert np.abs(np.asarray(Image.open(io.BytesIO(shown)).convert("RGB"), dtype=int) - drawn).max() < 16
+    assert (
+        np.abs(np.asarray(Image.open(io.BytesIO(shown)).convert("RGB"), dtype=int) - drawn).max()
+        < 16
+    )
     assert len(shown) < len(buffer.getvalue())
 
 
@@ -65,9 +69,16 @@ def opened(page, tmp_path):
     """A page with two sliders, opened in the browser; what goes wrong on it is listed."""
     page.troubles = []
     page.on("pageerror", lambda error: page.troubles.append(str(error)))
-    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or page.troubles.append(request.url))
+    page.on(
+        "request",
+        lambda request: (
+            request.url.startswith(("file:", "data:")) or page.troubles.append(request.url)
+        ),
+    )
     path = tmp_path / "page.html"
-    path.write_text(f"<!doctype html><body>{slider()._repr_html_()}{slider('slider-second')._repr_html_()}")
+    path.write_text(
+        f"<!doctype html><body>{slider()._repr_html_()}{slider('slider-second')._repr_html_()}"
+    )
     page.goto(path.as_uri())
     yield page
     assert page.troubles == []
@@ -118,7 +129,9 @@ def test_it_fits_a_phone(opened):
 
 
 @pytest.mark.browser
-def test_without_javascript_the_last_frame_shows_and_no_control_that_does_nothing(browser, tmp_path):
+def test_without_javascript_the_last_frame_shows_and_no_control_that_does_nothing(
+    browser, tmp_path
+):
     path = tmp_path / "page.html"
     path.write_text(slider()._repr_html_())
     with browser.new_context(java_script_enabled=False) as context:

@@ -1,4 +1,6 @@
-"""The axis of the steps of a run, and the queries and keys along them, as the page draws them on planted tables."""
+"""The axis of the steps of a run, and the queries and keys along them, as the page draws them on
+planted tables.
+"""
 
 from types import SimpleNamespace
 
@@ -36,14 +38,23 @@ def planted(vectors: int) -> pd.DataFrame:
 def test_the_page_draws_the_sample_and_its_mean_at_each_step():
     clouds = planted(9)
     paths = clouds.groupby(["directions", "head", "step", "space"])[["x", "y"]].mean().reset_index()
-    grid = run_cells(PAGE, "def finish", "of_both = ", clouds=clouds, paths=paths, some=[0, 1000])["grid"]
-    assert sorted(grid.axes_dict) == [(0, "opposite"), (0, "similar"), (1000, "opposite"), (1000, "similar")]
+    grid = run_cells(PAGE, "def finish", "of_both = ", clouds=clouds, paths=paths, some=[0, 1000])[
+        "grid"
+    ]
+    assert sorted(grid.axes_dict) == [
+        (0, "opposite"),
+        (0, "similar"),
+        (1000, "opposite"),
+        (1000, "similar"),
+    ]
     for (step, head), axes in grid.axes_dict.items():
         part = clouds[(clouds["head"] == head) & (clouds["step"] == step)]
         points, means = axes.collections
         np.testing.assert_allclose(points.get_offsets(), part[["x", "y"]])
         centres = part.groupby("space")[["x", "y"]].mean()
-        np.testing.assert_allclose(sorted(means.get_offsets().tolist()), sorted(centres.to_numpy().tolist()))
+        np.testing.assert_allclose(
+            sorted(means.get_offsets().tolist()), sorted(centres.to_numpy().tolist())
+        )
         # The origin and the vectors of all steps fit into each panel.
         for direction, (low, high) in (("x", axes.get_xlim()), ("y", axes.get_ylim())):
             assert low <= 0
@@ -54,14 +65,18 @@ def test_the_page_draws_the_sample_and_its_mean_at_each_step():
 
 def test_the_page_draws_the_path_of_the_means_and_where_it_ends():
     paths = planted(1)
-    grid = run_cells(PAGE, "def finish", "path = paths.query(\"directions == 'both'", paths=paths)["grid"]
+    grid = run_cells(PAGE, "def finish", "path = paths.query(\"directions == 'both'", paths=paths)[
+        "grid"
+    ]
     for head, axes in grid.axes_dict.items():
         path = paths[paths["head"] == head].set_index("space")[["x", "y"]]
         lines = [line.get_xydata() for line in axes.lines if len(line.get_xydata()) == len(STEPS)]
         for line, space in zip(lines, ("query", "key"), strict=True):
             np.testing.assert_allclose(line, path.loc[space])
         ends = path.groupby("space").tail(1).to_numpy().tolist()
-        np.testing.assert_allclose(sorted(axes.collections[-1].get_offsets().tolist()), sorted(ends))
+        np.testing.assert_allclose(
+            sorted(axes.collections[-1].get_offsets().tolist()), sorted(ends)
+        )
         for (low, high), direction in ((axes.get_xlim(), "x"), (axes.get_ylim(), "y")):
             assert low < path[direction].min()
             assert high > path[direction].max()
@@ -69,7 +84,11 @@ def test_the_page_draws_the_path_of_the_means_and_where_it_ends():
 
 def test_the_frames_of_the_slider_have_one_scale_with_all_vectors():
     clouds = planted(9)
-    names = {"clouds": clouds, "shown": SimpleNamespace(steps=[0, 1, 2, 3, 1000]), "display": lambda _: None}
+    names = {
+        "clouds": clouds,
+        "shown": SimpleNamespace(steps=[0, 1, 2, 3, 1000]),
+        "display": lambda _: None,
+    }
     frames = run_cells(PAGE, "def finish", "cloud, frames", **names)["frames"]
     assert [*frames] == ["0", "1,000"]
     panels = [figure.axes for figure in frames.values()]
@@ -83,7 +102,8 @@ def test_the_frames_of_the_slider_have_one_scale_with_all_vectors():
 
 
 @pytest.mark.parametrize(
-    ("ends", "expected"), [((7, 16), {"7", "10", "15"}), ((2, 3000), {"3", "10", "30", "100", "300", "1000", "3000"})]
+    ("ends", "expected"),
+    [((7, 16), {"7", "10", "15"}), ((2, 3000), {"3", "10", "30", "100", "300", "1000", "3000"})],
 )
 def test_a_logarithmic_axis_has_several_numbers_however_short_it_is(ends, expected):
     _, axes = plt.subplots()

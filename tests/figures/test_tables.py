@@ -9,7 +9,9 @@ from analysis_book import figures
 
 
 def test_a_table_is_numbered_myst_and_plain_html():
-    frame = pd.DataFrame({"a | b": ["x|y"], "value": [-0.04], "head": pd.array([pd.NA], dtype="Int64")})
+    frame = pd.DataFrame(
+        {"a | b": ["x|y"], "value": [-0.04], "head": pd.array([pd.NA], dtype="Int64")}
+    )
     table = figures.Table(frame, "tbl-x", "A caption.", digits=1)
     markdown = table._repr_markdown_()
     assert markdown.startswith(":::{table} A caption.\n:name: tbl-x\n")
@@ -20,7 +22,9 @@ def test_a_table_is_numbered_myst_and_plain_html():
 
 
 def test_a_band_breaks_between_units_and_keeps_its_colour():
-    table = pd.DataFrame({"layer": [3, 0, 1, 2], "stack": ["decoder", "encoder", "encoder", "decoder"], "model": "m"})
+    table = pd.DataFrame(
+        {"layer": [3, 0, 1, 2], "stack": ["decoder", "encoder", "encoder", "decoder"], "model": "m"}
+    )
     table = table.assign(ci_low=table["layer"] - 0.5, ci_high=table["layer"] + 0.5)
     figure, axes = plt.subplots()
     figures.band("layer", data=table, hue="model", units="stack", ax=axes)
@@ -32,7 +36,9 @@ def test_a_band_breaks_between_units_and_keeps_its_colour():
 
 
 def test_texts_are_printed_as_they_are():
-    frame = pd.DataFrame({"class": ["a_b"], "cosine": [0.5], "text": ["Costs $5 | *not* {good}\n# at [all]"]})
+    frame = pd.DataFrame(
+        {"class": ["a_b"], "cosine": [0.5], "text": ["Costs $5 | *not* {good}\n# at [all]"]}
+    )
     shown = figures.Table(frame, "tbl-planted", "Planted.", digits=1)._repr_markdown_()
     assert r"| a\_b | 0.5 | Costs \$5 \| \*not\* \{good\} \# at \[all\] |" in shown
 

@@ -1,4 +1,6 @@
-"""Views that a reader moves: their data against the tables; in a real browser, from a file and without a network."""
+"""Views that a reader moves: their data against the tables; in a real browser, from a file and
+without a network.
+"""
 
 import io
 import json
@@ -28,13 +30,19 @@ LAYERS, HEADS, WIDTH = 3, 4, 20
 
 
 def tables(seed: int = 0, layers: int = LAYERS, heads: int = HEADS) -> dict[str, pd.DataFrame]:
-    """Random tables of one model, in which dimension 7 draws attention to [CLS] in layer 2, and nothing else does."""
+    """Random tables of one model, in which dimension 7 draws attention to [CLS] in layer 2, and
+    nothing else does.
+    """
     draw = np.random.default_rng(seed)
 
     def table(number: str, scale: float = 1, ends: bool = True, **levels: object) -> pd.DataFrame:
         frame = pd.MultiIndex.from_product(levels.values(), names=levels).to_frame(index=False)
         frame[number] = draw.normal(size=len(frame)) * scale
-        return frame.assign(ci_low=frame[number] - 0.01, ci_high=frame[number] + 0.01) if ends else frame
+        return (
+            frame.assign(ci_low=frame[number] - 0.01, ci_high=frame[number] + 0.01)
+            if ends
+            else frame
+        )
 
     by_head = {"layer": range(1, layers + 1), "head": range(1, heads + 1)}
     made = {
@@ -45,28 +53,40 @@ def tables(seed: int = 0, layers: int = LAYERS, heads: int = HEADS) -> dict[str,
             "contribution", 0.01, False, **by_head, dimension=range(WIDTH), key_type=("all", *TYPES)
         ),
         "dimension_means": table(
-            "mean", ends=False, layer=range(layers + 1), dimension=range(WIDTH), token_type=("all", *TYPES)
+            "mean",
+            ends=False,
+            layer=range(layers + 1),
+            dimension=range(WIDTH),
+            token_type=("all", *TYPES),
         ),
         "cosine_by_dimension": table(
             "cosine", space=["hidden", "final"], layer=range(layers + 1), dimension=range(WIDTH)
         ),
     }
     scores = made["score_contributions"]
-    scores.loc[scores.eval("layer == 2 and dimension == 7 and key_type == 'cls'"), "contribution"] = 5
+    scores.loc[
+        scores.eval("layer == 2 and dimension == 7 and key_type == 'cls'"), "contribution"
+    ] = 5
     return made
 
 
 def planted() -> dict[str, dict[str, pd.DataFrame]]:
-    """A model with an odd name, one of one head, which has a number that is none, and one of cosines alone."""
+    """A model with an odd name, one of one head, which has a number that is none, and one of
+    cosines alone.
+    """
     single = tables(1, layers=1, heads=1)
     single["anisotropy"].loc[0, ["cosine", "ci_low", "ci_high"]] = np.nan
     return {ODD: tables(), "single": single, "cosines": {"anisotropy": tables(2)["anisotropy"]}}
 
 
 def effects() -> pd.DataFrame:
-    """What keys without dimension 7 do in layer 2 of the first model, alone and with another; without 8 only so."""
+    """What keys without dimension 7 do in layer 2 of the first model, alone and with another;
+    without 8 only so.
+    """
     rows = pd.DataFrame({"key_type": ["cls", "punct"] * 3, "arm": ["alone"] * 2 + ["together"] * 4})
-    rows = rows.assign(model=ODD, layer=2, dimension=[7] * 4 + [8] * 2, effect=[-0.92, 2.06, *[-0.14, 0.21] * 2])
+    rows = rows.assign(
+        model=ODD, layer=2, dimension=[7] * 4 + [8] * 2, effect=[-0.92, 2.06, *[-0.14, 0.21] * 2]
+    )
     return rows.assign(ci_low=rows["effect"] - 0.05, ci_high=rows["effect"] + 0.05)
 
 
@@ -78,7 +98,8 @@ def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-# --- Data ---------------------------------------------------------------------------------------------
+# --- Data
+# ---------------------------------------------------------------------------------------------
 
 
 def test_the_numbers_are_those_of_the_tables():
@@ -87,9 +108,17 @@ def test_the_numbers_are_those_of_the_tables():
     heads = found[(found["model"] == ODD) & (found["head"] > 0)].set_index(["layer", "head"])
     cosines = measured[ODD]["anisotropy"].query("space == 'key'").set_index(["layer", "head"])
     for end, column in (("", "cosine"), ("_low", "ci_low"), ("_high", "ci_high")):
-        pd.testing.assert_series_equal(heads[f"key{end}"], cosines[column], check_names=False, rtol=5e-4)
-    weights = measured[ODD]["attention_by_token_type"].query("key_type == 'punct'").set_index(["layer", "head"])
-    pd.testing.assert_series_equal(heads["weight_punct"], weights["weight"], check_names=False, rtol=5e-4)
+        pd.testing.assert_series_equal(
+            heads[f"key{end}"], cosines[column], check_names=False, rtol=5e-4
+        )
+    weights = (
+        measured[ODD]["attention_by_token_type"]
+        .query("key_type == 'punct'")
+        .set_index(["layer", "head"])
+    )
+    pd.testing.assert_series_equal(
+        heads["weight_punct"], weights["weight"], check_names=False, rtol=5e-4
+    )
     assert pd.isna(found.loc[(found["model"] == "single") & (found["head"] == 1), "query"]).all()
 
 
@@ -97,14 +126,18 @@ def lists(row: pd.Series, prefix: str) -> pd.DataFrame:
     """The lists of a row as a table, one row per dimension."""
     names = [c for c in row.index if c.startswith(prefix) and isinstance(row[c], str)]
     index = [int(part) for part in row["dimensions"].split()]
-    return pd.DataFrame({c.removeprefix(prefix): [*map(float, row[c].split())] for c in names}, index)
+    return pd.DataFrame(
+        {c.removeprefix(prefix): [*map(float, row[c].split())] for c in names}, index
+    )
 
 
 def test_a_head_has_its_twelve_largest_dimensions_and_a_layer_those_that_stand_out():
     rows = rows_of({ODD: tables()})
     scores = tables()["score_contributions"].query("key_type != 'all'")
     row = rows.query("layer == 2 and head == 3").iloc[0]
-    wide = scores.query("layer == 2 and head == 3").pivot(index="dimension", columns="key_type", values="contribution")
+    wide = scores.query("layer == 2 and head == 3").pivot(
+        index="dimension", columns="key_type", values="contribution"
+    )
     largest = wide.abs().max(axis=1).nlargest(12).index
     found = lists(row, "score_")
     assert [*found.index] == [*largest]
@@ -112,9 +145,17 @@ def test_a_head_has_its_twelve_largest_dimensions_and_a_layer_those_that_stand_o
     layer = rows.query("layer == 2 and head == 0").iloc[0]
     assert lists(layer, "score_").index[0] == 7
     assert lists(layer, "score_").loc[7, "cls"] == 5
-    means = tables()["dimension_means"].query("layer == 1 and dimension == 7").set_index("token_type")["mean"]
+    means = (
+        tables()["dimension_means"]
+        .query("layer == 1 and dimension == 7")
+        .set_index("token_type")["mean"]
+    )
     assert lists(layer, "mean_").loc[7, "punct"] == pytest.approx(means["punct"], rel=5e-4)
-    parts = tables()["cosine_by_dimension"].query("space == 'hidden' and layer == 1").set_index("dimension")["cosine"]
+    parts = (
+        tables()["cosine_by_dimension"]
+        .query("space == 'hidden' and layer == 1")
+        .set_index("dimension")["cosine"]
+    )
     assert lists(layer, "share").loc[7, ""] == pytest.approx(parts[7] / parts.sum(), rel=5e-4)
 
 
@@ -125,7 +166,9 @@ def test_shares_are_of_the_average_cosine_of_what_a_layer_reads(tiny_folder):
     read = []
     with torch.no_grad():
         for text in corpus.items:
-            out = model.model(**model.tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+            out = model.model(
+                **model.tokenizer(text, return_tensors="pt"), output_hidden_states=True
+            )
             read.append(out.hidden_states[1][0].double().numpy())
     unit = np.concatenate(read)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
@@ -135,13 +178,17 @@ def test_shares_are_of_the_average_cosine_of_what_a_layer_reads(tiny_folder):
     np.testing.assert_allclose(found, expected[found.index], rtol=2e-3, atol=1e-5)
 
 
-def test_what_is_too_large_for_a_page_loses_dimensions_then_intervals_and_is_refused_at_last(monkeypatch):
+def test_what_is_too_large_for_a_page_loses_dimensions_then_intervals_and_is_refused_at_last(
+    monkeypatch,
+):
     whole = rows_of({ODD: tables()})
     heads, size = whole["head"] > 0, len(as_csv(whole))
     monkeypatch.setattr(exploring, "ROOM", size - 500)
     shorter = rows_of({ODD: tables()})
     assert len(as_csv(shorter)) <= size - 500
-    for (_, one), (_, other) in zip(whole[heads].iterrows(), shorter[heads].iterrows(), strict=True):
+    for (_, one), (_, other) in zip(
+        whole[heads].iterrows(), shorter[heads].iterrows(), strict=True
+    ):
         kept = lists(other, "score_")
         assert 1 < len(kept) < 12
         pd.testing.assert_frame_equal(kept, lists(one, "score_").head(len(kept)))
@@ -177,8 +224,14 @@ def test_one_measurement_a_comparison_and_tables_by_title_are_read():
     class Measured(dict):
         title = "mine"
 
-    for given, title in ((Comparison(x=tables()), "one"), (Measured(tables()), "mine"), ({"two": tables()}, "two")):
-        assert [*pd.read_csv(io.StringIO(figures.explorer(given).csv["rows"]))["model"].unique()] == [title]
+    for given, title in (
+        (Comparison(x=tables()), "one"),
+        (Measured(tables()), "mine"),
+        ({"two": tables()}, "two"),
+    ):
+        assert [
+            *pd.read_csv(io.StringIO(figures.explorer(given).csv["rows"]))["model"].unique()
+        ] == [title]
 
 
 @pytest.mark.parametrize(
@@ -189,8 +242,14 @@ def test_one_measurement_a_comparison_and_tables_by_title_are_read():
             lambda: figures.explorer({"x": {"mean_vector": pd.DataFrame()}}),
             "nothing by head was measured of x: measure anisotropy",
         ),
-        (lambda: figures.dimensions({"x": {"anisotropy": tables()["anisotropy"]}}), "measure score_contributions"),
-        (lambda: figures.explorer({"x": tables()}, quantity="size"), "quantity is 'size': give one of 'weight_cls'"),
+        (
+            lambda: figures.dimensions({"x": {"anisotropy": tables()["anisotropy"]}}),
+            "measure score_contributions",
+        ),
+        (
+            lambda: figures.explorer({"x": tables()}, quantity="size"),
+            "quantity is 'size': give one of 'weight_cls'",
+        ),
         (
             lambda: figures.explorer({"x": tables()}, heads=3),
             "fig-explorer has no field 'heads': it has model, quantity",
@@ -223,7 +282,8 @@ def test_our_script_is_short_and_marks_can_be_seen_on_both_grounds():
         assert min(contrast(parts, (255,) * 3), contrast(parts, (18,) * 3)) > 3, colour
 
 
-# --- In a browser -------------------------------------------------------------------------------------
+# --- In a browser
+# -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -234,8 +294,12 @@ def saved(tmp_path_factory):
     for view in views:
         view.save(folder / f"{view.name}.html")
     figures.cone().save(folder / "cone.html")
-    figures.explorer({"cosines": planted()["cosines"]}, "fig-cosines").save(folder / "fig-cosines.html")
-    (folder / "both.html").write_text(f"<!doctype html>{''.join(view._repr_html_() for view in views)}", "utf-8")
+    figures.explorer({"cosines": planted()["cosines"]}, "fig-cosines").save(
+        folder / "fig-cosines.html"
+    )
+    (folder / "both.html").write_text(
+        f"<!doctype html>{''.join(view._repr_html_() for view in views)}", "utf-8"
+    )
     return folder
 
 
@@ -245,8 +309,12 @@ def window(browser):
     with browser.new_context(viewport={"width": 1000, "height": 900}) as context:
         page, page.troubles = context.new_page(), []
         page.on("pageerror", lambda error: page.troubles.append(str(error)))
-        page.on("console", lambda m: m.type in ("error", "warning") and page.troubles.append(m.text))
-        page.on("request", lambda r: r.url.startswith(("file:", "data:")) or page.troubles.append(r.url))
+        page.on(
+            "console", lambda m: m.type in ("error", "warning") and page.troubles.append(m.text)
+        )
+        page.on(
+            "request", lambda r: r.url.startswith(("file:", "data:")) or page.troubles.append(r.url)
+        )
         yield page
         assert page.troubles == []
 
@@ -265,7 +333,9 @@ def said(figure, *words: str) -> str:
     """What is said, once it has these words."""
     pattern = f"return text && {json.dumps(words)}.every((word) => text.includes(word))"
     handle = figure.locator("output").element_handle()
-    figure.page.wait_for_function(f"(output) => {{ const text = output.textContent; {pattern} }}", arg=handle)
+    figure.page.wait_for_function(
+        f"(output) => {{ const text = output.textContent; {pattern} }}", arg=handle
+    )
     return figure.locator("output").inner_text()
 
 
@@ -294,7 +364,10 @@ def test_keys_alone_reach_every_state_and_the_address_keeps_it(window, saved):
         assert window.evaluate("document.activeElement.name") == name
         for key, wanted in steps:
             window.keyboard.press(key)
-            assert wanted is None or address(window)[name] == figure.locator(f"[name={name}]").input_value() == wanted
+            assert (
+                wanted is None
+                or address(window)[name] == figure.locator(f"[name={name}]").input_value() == wanted
+            )
     assert said(figure, "layer 3, head 2").startswith(f"{ODD}, layer 3, head 2. ")
     # The heat map: arrows show, Escape goes back, Enter chooses.
     window.keyboard.press("Tab")
@@ -323,7 +396,12 @@ def test_keys_alone_reach_every_state_and_the_address_keeps_it(window, saved):
                 "model": [("ArrowDown", "single"), ("ArrowUp", ODD)],
                 "amount": [("End", "share"), ("ArrowUp", "mean"), ("Home", "gap")],
                 "layer": [("ArrowUp", "2"), ("ArrowUp", "3"), ("ArrowUp", "3"), ("ArrowDown", "2")],
-                "heads": [("ArrowUp", "1"), ("ArrowUp", "2"), ("ArrowDown", "1"), ("ArrowDown", "0")],
+                "heads": [
+                    ("ArrowUp", "1"),
+                    ("ArrowUp", "2"),
+                    ("ArrowDown", "1"),
+                    ("ArrowDown", "0"),
+                ],
                 "dimension": [("Control+a", None), ("8", "8"), ("ArrowDown", "7")],
                 "together": [("7", None), (",", None), ("8", None), ("Enter", "7,8")],
                 "order": [("End", "number"), ("Home", "size")],
@@ -345,11 +423,21 @@ def test_every_field_is_reached_by_tab_and_every_value_by_keys(window, saved, na
         assert window.evaluate("document.activeElement.name") == field
         for key, wanted in keys:
             window.keyboard.press(key)
-            assert wanted is None or address(window)[field] == figure.locator(f"[name={field}]").input_value() == wanted
+            assert (
+                wanted is None
+                or address(window)[field]
+                == figure.locator(f"[name={field}]").input_value()
+                == wanted
+            )
     # Whose label says what it is, to whom reads it aloud.
     labels = figure.locator("label").evaluate_all("(all) => all.map((label) => label.control.name)")
     assert labels == [*steps]
-    said(figure, "layer 2, mean over heads, dimension 7" if name == "fig-dimensions" else "Of the attention of query 2")
+    said(
+        figure,
+        "layer 2, mean over heads, dimension 7"
+        if name == "fig-dimensions"
+        else "Of the attention of query 2",
+    )
 
 
 @pytest.mark.browser
@@ -359,7 +447,9 @@ def test_an_address_with_model_layer_and_head_restores_them(window, saved):
     row = tables()["anisotropy"].query("space == 'value' and layer == 3 and head == 4").iloc[0]
     number, low, high = (told(row[name]) for name in ("cosine", "ci_low", "ci_high"))
     said(figure, f"{ODD}, layer 3, head 4. Average cosine of the values: {number} [{low}, {high}].")
-    assert {f: figure.locator(f"[name={f}]").input_value() for f in state} == {k: str(v) for k, v in state.items()}
+    assert {f: figure.locator(f"[name={f}]").input_value() for f in state} == {
+        k: str(v) for k, v in state.items()
+    }
     # Copied from one window into another, after a choice.
     figure.locator("[name=head]").fill("2")
     text = said(figure, "layer 3, head 2. ")
@@ -373,8 +463,14 @@ def test_an_address_with_model_layer_and_head_restores_them(window, saved):
 
 def labelled(panel) -> list[dict[str, str]]:
     """What is read of each mark with a name: its fields."""
-    labels = panel.locator("[aria-roledescription]").evaluate_all("(all) => all.map((mark) => mark.ariaLabel)")
-    return [dict(part.split(": ", 1) for part in label.split("; ")) for label in labels if "number: " in (label or "")]
+    labels = panel.locator("[aria-roledescription]").evaluate_all(
+        "(all) => all.map((mark) => mark.ariaLabel)"
+    )
+    return [
+        dict(part.split(": ", 1) for part in label.split("; "))
+        for label in labels
+        if "number: " in (label or "")
+    ]
 
 
 def read(text: str) -> float:
@@ -390,7 +486,12 @@ def test_every_number_of_the_view_of_dimensions_is_that_of_the_tables(window, sa
     scores = tables()["score_contributions"].query("head == 3 and key_type != 'all'")
     wide = scores.pivot(index=["layer", "dimension"], columns="key_type", values="contribution")
     beyond = wide.sub(wide["other"], axis=0).rename(columns=NAMES)
-    listed = scores.query("layer == 2").groupby("dimension")["contribution"].agg(lambda c: c.abs().max()).nlargest(12)
+    listed = (
+        scores.query("layer == 2")
+        .groupby("dimension")["contribution"]
+        .agg(lambda c: c.abs().max())
+        .nlargest(12)
+    )
     points = labelled(first)
     assert {int(point["dimension"]) for point in points} == {*listed.index}
     assert len(points) == 2 * len(listed)
@@ -412,7 +513,11 @@ def test_every_number_of_the_view_of_dimensions_is_that_of_the_tables(window, sa
 def test_the_number_under_the_cursor_is_that_of_the_table_and_a_click_keeps_it(window, saved):
     figure = opened(window, saved / "fig-explorer.html", quantity="query")
     row = tables()["anisotropy"].query("space == 'query' and layer == 2 and head == 3").iloc[0]
-    cell = figure.locator(".panels > div").first.locator("[aria-label*='head: 3; attention layer: 2']").last
+    cell = (
+        figure.locator(".panels > div")
+        .first.locator("[aria-label*='head: 3; attention layer: 2']")
+        .last
+    )
     assert "head 3" not in said(figure)
     cell.hover()
     number, low, high = (told(row[name]) for name in ("cosine", "ci_low", "ci_high"))
@@ -422,18 +527,31 @@ def test_the_number_under_the_cursor_is_that_of_the_table_and_a_click_keeps_it(w
     assert (address(window)["layer"], address(window)["head"]) == ("2", "3")
     window.mouse.move(0, 0)
     said(figure, "layer 2, head 3")
-    weights = tables()["attention_by_token_type"].query("layer == 2 and head == 3").set_index("key_type")
+    weights = (
+        tables()["attention_by_token_type"].query("layer == 2 and head == 3").set_index("key_type")
+    )
     said(
-        figure, f"[CLS] {told(weights.loc['cls', 'weight'])} [", f"punctuation {told(weights.loc['punct', 'weight'])} ["
+        figure,
+        f"[CLS] {told(weights.loc['cls', 'weight'])} [",
+        f"punctuation {told(weights.loc['punct', 'weight'])} [",
     )
 
 
 @pytest.mark.browser
 def test_an_address_restores_what_it_says_and_nothing_else(window, saved):
-    state = {"model": ODD, "amount": "score", "layer": 2, "heads": 3, "dimension": 7, "order": "number"}
+    state = {
+        "model": ODD,
+        "amount": "score",
+        "layer": 2,
+        "heads": 3,
+        "dimension": 7,
+        "order": "number",
+    }
     figure = opened(window, saved / "fig-dimensions.html", "fig-dimensions", **state)
     said(figure, "layer 2, head 3, dimension 7. Cⱼ of a key: [CLS] 5; ")
-    assert {f: figure.locator(f"[name={f}]").input_value() for f in state} == {k: str(v) for k, v in state.items()}
+    assert {f: figure.locator(f"[name={f}]").input_value() for f in state} == {
+        k: str(v) for k, v in state.items()
+    }
     # What a model has not, or what is no number, is not taken over.
     state = {"model": "nobody", "amount": "<b>", "layer": 99, "heads": "x", "dimension": 3.4}
     figure = opened(window, saved / "fig-dimensions.html", "fig-dimensions", **state)
@@ -477,7 +595,11 @@ def test_two_views_of_a_page_follow_each_other(window, saved):
 @pytest.mark.browser
 def test_cosines_alone_are_a_heat_map_alone(window, saved):
     figure = opened(window, saved / "fig-cosines.html", "fig-cosines", layer=2, head=3, dimension=7)
-    number = planted()["cosines"]["anisotropy"].query("space == 'query' and layer == 2 and head == 3")["cosine"].item()
+    number = (
+        planted()["cosines"]["anisotropy"]
+        .query("space == 'query' and layer == 2 and head == 3")["cosine"]
+        .item()
+    )
     said(figure, f"layer 2, head 3. Average cosine of the queries: {told(number)} [")
     assert figure.locator("[name]").evaluate_all("(all) => all.map((field) => field.name)") == [
         "model",
@@ -502,22 +624,30 @@ def test_a_dimension_that_draws_attention_stands_first_and_a_click_follows_it(wi
     assert figure.locator(".panels > div").first.locator(".mark-text text").first.is_visible()
     labels = figure.locator(".panels > div").first.locator(".role-axis-label text").all()
     tops = {label.text_content(): label.bounding_box()["y"] for label in labels}
-    assert min(map(str, rows_of({ODD: tables()}).iloc[-1]["dimensions"].split()), key=tops.get) == "7"
+    assert (
+        min(map(str, rows_of({ODD: tables()}).iloc[-1]["dimensions"].split()), key=tops.get) == "7"
+    )
     figure.locator("[aria-label*='dimension: 7']").last.click()
     said(figure, "dimension 7. Cⱼ of a key: [CLS] 5; ")
     assert address(window)["dimension"] == "7"
-    point = figure.locator(".panels > div").nth(1).locator("[aria-label*='attention layer: 3']").last
+    point = (
+        figure.locator(".panels > div").nth(1).locator("[aria-label*='attention layer: 3']").last
+    )
     point.click()
     said(figure, "layer 3, mean over heads, dimension 7")
 
 
 @pytest.mark.browser
-def test_dimensions_are_chosen_together_by_a_drag_or_by_their_numbers_and_their_sums_are_said(window, saved):
+def test_dimensions_are_chosen_together_by_a_drag_or_by_their_numbers_and_their_sums_are_said(
+    window, saved
+):
     state = {"layer": 2, "heads": 3, "order": "number"}
     figure = opened(window, saved / "fig-dimensions.html", "fig-dimensions", **state)
     said(figure, "layer 2, head 3")
     field, panel = figure.locator("[name=together]"), figure.locator(".panels > div").first
-    listed = sorted(lists(rows_of(planted()).query("layer == 2 and head == 3").iloc[0], "score_").index)
+    listed = sorted(
+        lists(rows_of(planted()).query("layer == 2 and head == 3").iloc[0], "score_").index
+    )
     names = panel.locator("[aria-label^='Y-axis'] .role-axis-label text")
     boxes = {label.text_content(): label.bounding_box() for label in names.all()}
     first, last = (boxes[str(listed[place])] for place in (1, 3))
@@ -528,20 +658,26 @@ def test_dimensions_are_chosen_together_by_a_drag_or_by_their_numbers_and_their_
     window.mouse.up()
 
     def sums(dimensions: list[int]) -> list[str]:
-        scores = tables()["score_contributions"].query("layer == 2 and head == 3 and dimension in @dimensions")
+        scores = tables()["score_contributions"].query(
+            "layer == 2 and head == 3 and dimension in @dimensions"
+        )
         by_type = scores.groupby("key_type")["contribution"].sum()
         return [f"{NAMES[kind]} {told(by_type[kind])}" for kind in TYPES]
 
     chosen = listed[1:4]
     text = said(figure, f"Sum of their Cⱼ of a key: {'; '.join(sums(chosen))}.")
-    assert {*re.search("Together, of those in the list: ([^.]*)", text)[1].split("; ")} == {*map(str, chosen)}
+    assert {*re.search("Together, of those in the list: ([^.]*)", text)[1].split("; ")} == {
+        *map(str, chosen)
+    }
     assert field.input_value() == address(window)["together"] == ", ".join(map(str, chosen))
     # A click is no drag; what is typed may hold what is not in the list.
     window.mouse.click(across, first["y"] + 6)
     assert field.input_value() == ", ".join(map(str, chosen))
     field.fill(f"{listed[0]} {listed[4]},999")
     field.press("Enter")
-    assert "999" not in said(figure, f"Sum of their Cⱼ of a key: {'; '.join(sums([listed[0], listed[4]]))}.")
+    assert "999" not in said(
+        figure, f"Sum of their Cⱼ of a key: {'; '.join(sums([listed[0], listed[4]]))}."
+    )
     shares = rows_of(planted()).query("layer == 2 and head == 0").iloc[0]
     both = lists(shares, "share")[""].iloc[:2]
     field.fill(" ".join(map(str, both.index)))
@@ -557,13 +693,21 @@ def test_dimensions_are_chosen_together_by_a_drag_or_by_their_numbers_and_their_
 @pytest.mark.browser
 def test_what_interventions_did_is_shown_where_it_was_measured(window, saved):
     figure = opened(window, saved / "fig-dimensions.html", "fig-dimensions", layer=2, dimension=7)
-    text = said(figure, "Without it, attention changes: [CLS] −92% [−97%, −87%]; punctuation +206% [+201%, +211%].")
-    assert "outliers of the layer, attention changes: [CLS] −14% [−19%, −9%]; punctuation +21% [+16%, +26%]." in text
+    text = said(
+        figure,
+        "Without it, attention changes: [CLS] −92% [−97%, −87%]; punctuation +206% [+201%, +211%].",
+    )
+    assert (
+        "outliers of the layer, attention changes: [CLS] −14% [−19%, −9%]; punctuation +21% [+16%, "
+        "+26%]." in text
+    )
     panel = figure.locator(".panels > div").nth(2)
     assert panel.locator("[aria-roledescription=bar]").count() == 4
     assert "Keys of layer 2 without dimension 7" in panel.inner_text()
     figure.locator("[name=dimension]").fill("8")
-    assert "What it does was not measured. Without all outliers" in said(figure, "dimension 8", "[CLS] −14%")
+    assert "What it does was not measured. Without all outliers" in said(
+        figure, "dimension 8", "[CLS] −14%"
+    )
     assert panel.locator("[aria-roledescription=bar]").count() == 2
     figure.locator("[name=dimension]").fill("3")
     assert "Without" not in said(figure, "dimension 3", "What it does was not measured.")
@@ -581,7 +725,11 @@ def test_the_cone_says_its_cosine_and_its_attention(window, saved, bias, query):
     weights = np.exp(vectors @ vectors[query - 1] / np.sqrt(2))
     largest = (weights / weights.sum()).max()
     wanted = f"Average cosine of two vectors: {cosine:.2f}".replace("-", "−")
-    said(figure, wanted, f"attention of query {query}, the strongest key gets {largest:.0%} (even: 4%)")
+    said(
+        figure,
+        wanted,
+        f"attention of query {query}, the strongest key gets {largest:.0%} (even: 4%)",
+    )
     figure.locator("[name=bias]").press("End")
     assert address(window)["bias"] == "3"
 
@@ -688,10 +836,16 @@ def test_what_a_notebook_adds_later_comes_to_life_and_leaves_its_address_alone(w
 def test_the_picture_has_the_colours_of_the_panels():
     picture = figures.dimensions(planted(), effects(), layer=2, dimension=7).svg
     for named, colour in (("type: [CLS]", COLOURS[0]), ("type: punctuation", COLOURS[3])):
-        points = re.findall(rf'<path aria-label="[^"]*{re.escape(named)}[^"]*"[^>]*description="point"[^>]*>', picture)
+        points = re.findall(
+            rf'<path aria-label="[^"]*{re.escape(named)}[^"]*"[^>]*description="point"[^>]*>',
+            picture,
+        )
         assert points
         assert all(f'fill="{colour}"' in point for point in points)
-    bars = re.findall(r'<path aria-label="[^"]*done: (\w+ \w+)[^"]*"[^>]*description="bar"[^>]*fill="(\S+)"', picture)
+    bars = re.findall(
+        r'<path aria-label="[^"]*done: (\w+ \w+)[^"]*"[^>]*description="bar"[^>]*fill="(\S+)"',
+        picture,
+    )
     assert {*bars} == {("Without it", COLOURS[0]), ("Without all", COLOURS[4])}
 
 
@@ -702,7 +856,9 @@ def test_the_picture_and_the_page_are_written_and_shown_in_jupyter(tmp_path):
     bundle = view._repr_mimebundle_()
     assert bundle["image/svg+xml"] == view.svg
     assert "save" in bundle["text/plain"]
-    assert "http" not in re.sub(r"http://www\.w3\.org/\S+|https://vega\.github\.io/schema/\S+", "", view.figure())
+    assert "http" not in re.sub(
+        r"http://www\.w3\.org/\S+|https://vega\.github\.io/schema/\S+", "", view.figure()
+    )
 
 
 def test_where_all_keys_are_of_one_type_none_has_more_than_others():

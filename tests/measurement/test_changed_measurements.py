@@ -1,4 +1,6 @@
-"""Measurements with an intervention: the same bytes whoever computes them, a place of their own, and their effects."""
+"""Measurements with an intervention: the same bytes whoever computes them, a place of their own,
+and their effects.
+"""
 
 import json
 import re
@@ -24,7 +26,10 @@ FEW = "anisotropy,attention_entropy,attention_by_token_type"
 ARMS = {
     "mean": Replace("key_side", dimensions=(0, 3), by="mean"),
     "principal": Replace("residual", layers=(1,), directions=2, by="noise", of="others"),
-    "other": [Replace("value", by="other_of_type", seed=3), Replace("weights", layers=(2,), tokens=("cls",))],
+    "other": [
+        Replace("value", by="other_of_type", seed=3),
+        Replace("weights", layers=(2,), tokens=("cls",)),
+    ],
 }
 every_arm = pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
 
@@ -58,11 +63,15 @@ def test_two_workers_and_a_second_run_give_the_same_bytes(model, small_shards, a
 
 def test_a_cluster_gives_the_same_bytes(model, small_shards, cluster):
     for arm in ARMS.values():
-        assert_same_bytes(changed(model, arm, scheduler=cluster.scheduler_address), changed(model, arm))
+        assert_same_bytes(
+            changed(model, arm, scheduler=cluster.scheduler_address), changed(model, arm)
+        )
 
 
 @every_arm
-def test_an_interrupted_measurement_goes_on_with_the_same_bytes(model, small_shards, tmp_path, monkeypatch, arm):
+def test_an_interrupted_measurement_goes_on_with_the_same_bytes(
+    model, small_shards, tmp_path, monkeypatch, arm
+):
     expected, original, done = changed(model, arm), shards.begin, []
 
     def interrupted(shard, *given):
@@ -105,7 +114,10 @@ def passes(tmp_path, monkeypatch) -> list[object]:
 def test_every_intervention_has_a_place_of_its_own_in_the_store(model, passes):
     base = Replace("key_side", dimensions=(0, 3), by="mean")
     others = [None, *ARMS.values(), Replace("key_side", dimensions=(0, 3), by="mean", of="others")]
-    others += [Replace("key_side", dimensions=(3, 0), by="zero"), Replace("key_side", dimensions=(0,), by="mean")]
+    others += [
+        Replace("key_side", dimensions=(3, 0), by="zero"),
+        Replace("key_side", dimensions=(0,), by="mean"),
+    ]
     first = [changed(model, arm) for arm in others]
     assert len(passes) == len(others)
     again = [changed(model, arm) for arm in others]
@@ -113,13 +125,24 @@ def test_every_intervention_has_a_place_of_its_own_in_the_store(model, passes):
     for one, other in zip(first, again, strict=True):
         assert_same_bytes(one, other)
     assert_same_bytes(changed(model, base), first[1])
-    assert len({float(tables["attention_entropy"]["entropy_nats"].sum()) for tables in first}) == len(others)
+    assert len(
+        {float(tables["attention_entropy"]["entropy_nats"].sum()) for tables in first}
+    ) == len(others)
 
 
 def test_a_change_of_nothing_is_found_in_the_store_as_none(model, passes):
     plain = changed(model)
-    for nothing in ([], {"layers": []}, {"tokens": []}, {"dimensions": []}, {"directions": []}, {"by": "nothing"}):
-        assert_same_bytes(changed(model, {"where": "residual", **nothing} if nothing else nothing), plain)
+    for nothing in (
+        [],
+        {"layers": []},
+        {"tokens": []},
+        {"dimensions": []},
+        {"directions": []},
+        {"by": "nothing"},
+    ):
+        assert_same_bytes(
+            changed(model, {"where": "residual", **nothing} if nothing else nothing), plain
+        )
     assert passes == [()]
 
 
@@ -134,7 +157,9 @@ def test_what_is_gathered_knows_the_units_of_the_texts(model):
     found = []
     for units in (None, [str(n % 7) for n in range(len(CORPUS))]):
         corpus = Corpus("texts", CORPUS.items, units=units)
-        found.append(measure(model, corpus, [metrics.Anisotropy()], intervention=arm, progress=False))
+        found.append(
+            measure(model, corpus, [metrics.Anisotropy()], intervention=arm, progress=False)
+        )
         interventions._latest.clear()
         fresh = measure(model, corpus, [metrics.Anisotropy()], intervention=arm, progress=False)
         assert_same_bytes(found[-1], fresh)
@@ -151,7 +176,8 @@ def test_an_effect_has_a_paired_interval(model):
     assert effect.value == pytest.approx(mass(blind) - mass(plain))
     assert 0 < effect.ci_low < effect.value < effect.ci_high
     alone = plain.interval(mass)
-    # Paired: what texts have in common, such as their lengths, parts two masses, and not their difference.
+    # Paired: what texts have in common, such as their lengths, parts two masses, and not their
+    # difference.
     assert effect.ci_high - effect.ci_low < alone.ci_high - alone.ci_low
     # A type that no query sees has no row.
     assert "sep" not in set(blind["attention_by_token_type"]["key_type"])
@@ -163,9 +189,14 @@ def test_an_effect_has_a_paired_interval(model):
 
 
 def test_no_dimension_has_a_share_in_keys_that_are_changed_afterwards(model):
-    with pytest.raises(AnalysisError, match=r"score_contributions makes no sense .* changed after they are made"):
+    with pytest.raises(
+        AnalysisError, match=r"score_contributions makes no sense .* changed after they are made"
+    ):
         measure(model, CORPUS, "score_contributions", intervention=Replace("key"), progress=False)
-    assert "score_terms" in measure(model, CORPUS, intervention=Replace("key"), progress=False).run["left_out"]
+    assert (
+        "score_terms"
+        in measure(model, CORPUS, intervention=Replace("key"), progress=False).run["left_out"]
+    )
 
 
 # --- On the command line --------------------------------------------------------------------------
@@ -183,19 +214,35 @@ def test_a_file_says_what_is_changed(model, texts, tmp_path, several):
     given = {"where": "key_side", "dimensions": [0, 3], "by": "mean"}
     given = [given, {"where": "weights", "layers": 2, "tokens": "cls"}] if several else given
     (tmp_path / "changes.yml").write_text(yaml.safe_dump(given))
-    arguments = ["--data", str(texts), "--intervention", str(tmp_path / "changes.yml"), "--metrics", "anisotropy"]
+    arguments = [
+        "--data",
+        str(texts),
+        "--intervention",
+        str(tmp_path / "changes.yml"),
+        "--metrics",
+        "anisotropy",
+    ]
     out = tmp_path / "out"
     assert main(["measure", "--model", model.name, *arguments, "--out", str(out)]) == 0
     run = json.loads((out / "run.json").read_text())
-    assert [one["where"] for one in run["settings"]["intervention"]] == ["key_side", "weights"][: 1 + several]
+    assert [one["where"] for one in run["settings"]["intervention"]] == ["key_side", "weights"][
+        : 1 + several
+    ]
     assert run["settings"]["intervention"][0]["dimensions"] == [0, 3]
-    expected = measure(model, list(tiny.TEXTS), "anisotropy", intervention=given, progress=False)["anisotropy"]
-    np.testing.assert_allclose(pd.read_parquet(out / "anisotropy.parquet")["cosine"], expected["cosine"], rtol=1e-12)
+    expected = measure(model, list(tiny.TEXTS), "anisotropy", intervention=given, progress=False)[
+        "anisotropy"
+    ]
+    np.testing.assert_allclose(
+        pd.read_parquet(out / "anisotropy.parquet")["cosine"], expected["cosine"], rtol=1e-12
+    )
     both = tmp_path / "both"
     assert main(["compare", model.name, *arguments, "--twins", "0", "--out", str(both)]) == 0
     compared = pd.read_parquet(both / "anisotropy.parquet")
     np.testing.assert_allclose(compared["cosine"], expected["cosine"], rtol=1e-12)
-    assert json.loads((both / "run.json").read_text())["runs"][0]["settings"]["intervention"][0]["by"] == "mean"
+    assert (
+        json.loads((both / "run.json").read_text())["runs"][0]["settings"]["intervention"][0]["by"]
+        == "mean"
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +266,15 @@ def test_a_bad_file_is_one_line(tiny_folder, texts, tmp_path, capsys, command, c
     if content is not None:
         path.write_text(content)
     chosen = ["--model", name] if command == "measure" else [name, "--twins", "0"]
-    more = ["--data", str(texts), "--metrics", "anisotropy", "--out", str(tmp_path / "out"), "--quiet"]
+    more = [
+        "--data",
+        str(texts),
+        "--metrics",
+        "anisotropy",
+        "--out",
+        str(tmp_path / "out"),
+        "--quiet",
+    ]
     # What was said while the model was saved.
     capsys.readouterr()
     assert main([command, *chosen, *more, "--intervention", str(path)]) == 1
@@ -249,7 +304,9 @@ def test_values_of_a_wrong_type_are_one_line_each(tiny_folder, texts, tmp_path):
     code += "    assert main([*sys.argv[1:7], '--out', path + '-out', '--intervention', path]) == 1"
     given = ["measure", "--model", str(tiny_folder("bert")), "--data", str(texts), "--quiet"]
     paths = [str(tmp_path / f"{place}.yml") for place in range(len(WRONG))]
-    done = subprocess.run([sys.executable, "-c", code, *given, *paths], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given, *paths], capture_output=True, text=True, check=True
+    )
     for line, words in zip(done.stderr.splitlines(), WRONG.values(), strict=True):
         assert line.startswith("error: ")
         assert re.search(words, line), line
@@ -260,7 +317,14 @@ def test_vectors_cannot_be_changed(tmp_path, capsys):
     folder.mkdir()
     save_file({"layer_1": torch.ones(4, 3)}, folder / "vectors.safetensors")
     (tmp_path / "changes.yml").write_text("{where: residual}")
-    given = ["--vectors", str(folder), "--out", str(tmp_path / "out"), "--intervention", str(tmp_path / "changes.yml")]
+    given = [
+        "--vectors",
+        str(folder),
+        "--out",
+        str(tmp_path / "out"),
+        "--intervention",
+        str(tmp_path / "changes.yml"),
+    ]
     assert main(["measure", *given]) == 1
     assert "leave --intervention out" in capsys.readouterr().err
 
@@ -269,9 +333,15 @@ def test_a_model_in_this_process_alone_needs_no_file():
     live, reads = tiny.build("bert")
     given = {"tokenizer": reads, "progress": False}
     tables = measure(
-        live, list(tiny.TEXTS), "dimension_means", intervention=Replace("residual", (1,), by="zero"), **given
+        live,
+        list(tiny.TEXTS),
+        "dimension_means",
+        intervention=Replace("residual", (1,), by="zero"),
+        **given,
     )
-    means = tables["dimension_means"].groupby("layer")["mean"].apply(lambda column: (column == 0).all())
+    means = (
+        tables["dimension_means"].groupby("layer")["mean"].apply(lambda column: (column == 0).all())
+    )
     assert means.tolist() == [False, True, False, False]
     with pytest.raises(AnalysisError, match="no residual in layer 7"):
         measure(live, list(tiny.TEXTS), "anisotropy", intervention=Replace("residual", 7), **given)
@@ -285,7 +355,9 @@ def test_means_are_as_exact_as_the_model(name, site):
     double = load_model(built.double(), processor=reads)
     means = []
     for intervention in ((), Replace(site, layers=(1,), by="mean")):
-        tables = measure(double, [*tiny.TEXTS], "head_means", intervention=intervention, progress=False)
+        tables = measure(
+            double, [*tiny.TEXTS], "head_means", intervention=intervention, progress=False
+        )
         means.append(tables["head_means"].query("space == @site and layer == 1")["mean"].to_numpy())
     plain, changed = means
     np.testing.assert_allclose(changed, plain, rtol=0, atol=1e-13 * np.abs(plain).max())

@@ -13,13 +13,26 @@ from analysis_lib.models import title
 
 
 def test_each_model_and_its_twin_are_measured_on_the_corpus_of_their_kind(tiny_folder, tmp_path):
-    (tmp_path / "lines.txt").write_text("One sentence.\nAnother one, longer.\nA third.\n", encoding="utf-8")
-    text, image, data = str(tiny_folder("bert")), str(tiny_folder("resnet-basic")), str(tmp_path / "lines.txt")
-    comparison = compare({data: [text], "digits:test": [image]}, "anisotropy", limit=3, twins=2, progress=False)
-    assert list(comparison.runs) == [(name, twin) for name in (text, image) for twin in (None, 0, 1)]
+    (tmp_path / "lines.txt").write_text(
+        "One sentence.\nAnother one, longer.\nA third.\n", encoding="utf-8"
+    )
+    text, image, data = (
+        str(tiny_folder("bert")),
+        str(tiny_folder("resnet-basic")),
+        str(tmp_path / "lines.txt"),
+    )
+    comparison = compare(
+        {data: [text], "digits:test": [image]}, "anisotropy", limit=3, twins=2, progress=False
+    )
+    assert list(comparison.runs) == [
+        (name, twin) for name in (text, image) for twin in (None, 0, 1)
+    ]
     table = comparison["anisotropy"]
     for (model, twin), tables in comparison.runs.items():
-        rows = table[(table["model"] == title(model)) & (table["twin"].fillna(-1) == (-1 if twin is None else twin))]
+        rows = table[
+            (table["model"] == title(model))
+            & (table["twin"].fillna(-1) == (-1 if twin is None else twin))
+        ]
         assert (rows["trained"] == (twin is None)).all()
         np.testing.assert_array_equal(rows["cosine"], tables["anisotropy"]["cosine"])
         widths = tables.layers.set_index("layer")["width"]
@@ -35,7 +48,9 @@ def test_a_twin_has_no_twin_and_none_is_measured_where_none_is_wanted(tiny_folde
     resnet = str(tiny_folder("resnet-basic"))
     twin = f"{resnet}:untrained"
     assert list(compare({"digits:test": [twin]}, "anisotropy", limit=2).runs) == [(twin, None)]
-    assert list(compare({"digits:test": [resnet]}, "anisotropy", limit=2, twins=0).runs) == [(resnet, None)]
+    assert list(compare({"digits:test": [resnet]}, "anisotropy", limit=2, twins=0).runs) == [
+        (resnet, None)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -87,14 +102,23 @@ def test_differences_are_paired_over_texts(tiny_folder):
     asked = {"limit": 12, "seed": 0, "twins": 0, "progress": False}
     found = compare({"news": names}, "anisotropy,attention_entropy,dimension_means", **asked)
     first, other = found.trained.values()
-    row = found.differences("anisotropy").query("space == 'query' and layer == 2 and head == 1").iloc[0]
-    assert (row["model"], row["compared_with"], row["quantity"]) == (*reversed([*found.trained]), "cosine")
+    row = (
+        found.differences("anisotropy")
+        .query("space == 'query' and layer == 2 and head == 1")
+        .iloc[0]
+    )
+    assert (row["model"], row["compared_with"], row["quantity"]) == (
+        *reversed([*found.trained]),
+        "cosine",
+    )
 
     def cosine(table: pd.DataFrame) -> float:
         return table.query("space == 'query' and layer == 2 and head == 1")["cosine"].item()
 
     estimate = first.interval(lambda a, b: cosine(b["anisotropy"]) - cosine(a["anisotropy"]), other)
-    assert row[["difference", "ci_low", "ci_high"]].tolist() == pytest.approx([*estimate.row], rel=1e-9)
+    assert row[["difference", "ci_low", "ci_high"]].tolist() == pytest.approx(
+        [*estimate.row], rel=1e-9
+    )
     entropies = found.differences("attention_entropy")
     assert {*entropies["quantity"]} == {"entropy_nats", "entropy_normalised"}
     assert len(entropies) == 2 * len(first["attention_entropy"])
@@ -107,18 +131,29 @@ def test_differences_are_paired_over_texts(tiny_folder):
 
 def test_models_of_other_sizes_are_compared_where_both_have_something(tiny_folder):
     names = [str(tiny_folder(name)) for name in ("bert", "gpt2")]
-    found = compare({"news": names}, "anisotropy,outlier_dimensions", limit=5, twins=0, progress=False)
+    found = compare(
+        {"news": names}, "anisotropy,outlier_dimensions", limit=5, twins=0, progress=False
+    )
     rows = found.differences("anisotropy")
     depth = min(tables["anisotropy"]["layer"].max() for tables in found.trained.values())
     assert rows["layer"].max() == depth
     assert found.differences("outlier_dimensions").empty
-    assert compare({"news": names[:1]}, "anisotropy", limit=5, twins=0).differences("anisotropy").empty
+    assert (
+        compare({"news": names[:1]}, "anisotropy", limit=5, twins=0).differences("anisotropy").empty
+    )
 
 
 def test_two_precisions_of_one_model_stand_side_by_side(tiny_folder):
     bert = str(tiny_folder("bert"))
-    found = compare({"news": [bert, f"{bert}@dtype=bfloat16"]}, "anisotropy", limit=8, twins=1, progress=False)
+    found = compare(
+        {"news": [bert, f"{bert}@dtype=bfloat16"]}, "anisotropy", limit=8, twins=1, progress=False
+    )
     assert [*found.trained] == [title(bert), f"{title(bert)} (bfloat16)"]
-    assert [tables.run["dtype"] for tables in found.runs.values()] == ["float32", "float32", "bfloat16", "bfloat16"]
+    assert [tables.run["dtype"] for tables in found.runs.values()] == [
+        "float32",
+        "float32",
+        "bfloat16",
+        "bfloat16",
+    ]
     rows = found.differences("anisotropy")
     assert 0 < rows["difference"].abs().max() < 0.02

@@ -14,8 +14,14 @@ CORPUS = Corpus("texts", tiny.TEXTS)
 def means(folder, kind: str, *changes: Replace):
     """The mean vector of tokens of a type, by layer and dimension."""
     model = load_model(folder, dtype="float64")
-    table = measure(model, CORPUS, "dimension_means", intervention=changes, progress=False)["dimension_means"]
-    return table[table["token_type"] == kind].pivot(index="layer", columns="dimension", values="mean").to_numpy()
+    table = measure(model, CORPUS, "dimension_means", intervention=changes, progress=False)[
+        "dimension_means"
+    ]
+    return (
+        table[table["token_type"] == kind]
+        .pivot(index="layer", columns="dimension", values="mean")
+        .to_numpy()
+    )
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gpt2", "first"), ("bert", "cls")])
@@ -24,7 +30,8 @@ def test_it_is_the_mean_over_all_other_tokens(tmp_path, name, kind):
     model, tokenizer = tiny.build(name)
     with torch.no_grad():
         rest = [
-            model.double()(**tokenizer(text, return_tensors="pt"), output_hidden_states=True) for text in tiny.TEXTS
+            model.double()(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+            for text in tiny.TEXTS
         ]
     rest = torch.cat([found.hidden_states[1][0, 1:] for found in rest]).mean(0).numpy()
     change = Replace("residual", layers=(1,), dimensions=(2, 5), tokens=(kind,), by="mean_of_rest")
@@ -41,5 +48,9 @@ def test_what_has_no_rest_is_refused(tmp_path):
         means(folder, "cls", Replace("residual", layers=(1,), tokens=("first",), by="mean_of_rest"))
     with pytest.raises(AnalysisError, match="no other token to take the mean of"):
         means(
-            folder, "cls", Replace("residual", layers=(1,), tokens=("cls", "sep", "punct", "other"), by="mean_of_rest")
+            folder,
+            "cls",
+            Replace(
+                "residual", layers=(1,), tokens=("cls", "sep", "punct", "other"), by="mean_of_rest"
+            ),
         )

@@ -1,4 +1,6 @@
-"""Whole measurements: the same bytes however they are run, resumed after any interruption, and saved whole."""
+"""Whole measurements: the same bytes however they are run, resumed after any interruption, and
+saved whole.
+"""
 
 import importlib.metadata
 import json
@@ -33,7 +35,15 @@ from safetensors.torch import load_file, save_file
 from sklearn.metrics.pairwise import cosine_similarity
 from waiting import PATIENCE, wait_until
 
-from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
+from analysis_lib import (
+    AnalysisError,
+    LoadedModel,
+    Tables,
+    load_corpus,
+    load_model,
+    measure,
+    metrics,
+)
 from analysis_lib.capture import source
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.source import as_source
@@ -78,7 +88,9 @@ def measured_shards(monkeypatch) -> list[int]:
     return measured
 
 
-def assert_same_bytes(found: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.DataFrame]) -> None:
+def assert_same_bytes(
+    found: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.DataFrame]
+) -> None:
     assert list(found) == list(expected)
     for name in expected:
         pd.testing.assert_frame_equal(found[name], expected[name], check_exact=True)
@@ -129,7 +141,9 @@ def test_a_shard_is_computed_with_its_threads_and_no_others(model, threads, monk
             super().update(activations)
 
     threads(2)
-    (shard,) = shards.make_shards(as_source(model), CORPUS, [Watching()], Settings(tokens_per_batch=1))
+    (shard,) = shards.make_shards(
+        as_source(model), CORPUS, [Watching()], Settings(tokens_per_batch=1)
+    )
     # Two parts are computed at a time, each by one of the threads.
     shards.measure_shard(shard, as_source(model))
     assert set(seen) == {1}
@@ -161,7 +175,9 @@ def test_parts_side_by_side_give_the_bytes_of_one_after_another(model, threads):
     Recording.seen.clear()
     threads(2)
     beside = measure(model, CORPUS, [*every, Recording()], **settings)
-    used = pd.DataFrame(Recording.seen, columns=["thread", "texts"]).groupby("thread")["texts"].sum()
+    used = (
+        pd.DataFrame(Recording.seen, columns=["thread", "texts"]).groupby("thread")["texts"].sum()
+    )
     assert len(used) == 2
     assert used.min() > 0.25 * used.sum()
     assert_same_bytes({name: beside[name] for name in alone}, alone)
@@ -205,8 +221,12 @@ def test_a_model_that_a_program_holds_runs_alone(model, threads):
     assert {thread for thread, _ in Recording.seen} == {threading.get_ident()}
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", (4e-4, 2e-6)), ("float64", (2e-9, 2e-12))])
-def test_other_threads_agree_to_the_tolerance_that_is_promised(dtype, tolerance, minilm, minilm64, news, threads):
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", (4e-4, 2e-6)), ("float64", (2e-9, 2e-12))]
+)
+def test_other_threads_agree_to_the_tolerance_that_is_promised(
+    dtype, tolerance, minilm, minilm64, news, threads
+):
     model = minilm if dtype == "float32" else minilm64
     threads(1)
     expected = measure(model, news, progress=False)
@@ -235,9 +255,22 @@ def tables_of_lines(minilm, lines) -> Tables:
     ],
     ids=["avx2", "default"],
 )
-def test_other_processors_agree_to_the_tolerance_that_is_promised(lines, tables_of_lines, processor, tmp_path):
+def test_other_processors_agree_to_the_tolerance_that_is_promised(
+    lines, tables_of_lines, processor, tmp_path
+):
     subprocess.run(
-        [sys.executable, "-m", "analysis_lib", "measure", "--model", "minilm", "--data", lines, "--out", "out"],
+        [
+            sys.executable,
+            "-m",
+            "analysis_lib",
+            "measure",
+            "--model",
+            "minilm",
+            "--data",
+            lines,
+            "--out",
+            "out",
+        ],
         cwd=tmp_path,
         env={**os.environ, **processor, "OMP_NUM_THREADS": "1"},
         check=True,
@@ -259,7 +292,9 @@ def test_a_killed_worker_process_changes_nothing(model, small_shards, tmp_path, 
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    tables = measure(model, corpus, FEW, tokens_per_batch=1, workers=2, checkpoints=tmp_path, progress=False)
+    tables = measure(
+        model, corpus, FEW, tokens_per_batch=1, workers=2, checkpoints=tmp_path, progress=False
+    )
     killer.join()
     assert done
     assert done[0] < len(corpus) // small_shards
@@ -280,7 +315,9 @@ def _die(_: bytes) -> None:
 
 @pytest.mark.parametrize("late", [0, 1])  # 0 is measured in this process, 1 in another
 def test_what_waits_for_its_turn_is_bounded(late, monkeypatch):
-    """While a slow shard holds up the others, they must not pile up: memory would grow with the corpus."""
+    """While a slow shard holds up the others, they must not pile up: memory would grow with the
+    corpus.
+    """
     started: list[int] = []
     slow = threading.Event()
 
@@ -316,7 +353,10 @@ def test_a_worker_loads_the_untrained_twin_too(tiny_folder, small_shards):
     twin = load_model(f"{tiny_folder('bert')}:untrained")
     (shard, *_) = shards.make_shards(as_source(twin), CORPUS, metrics.resolve(FEW), Settings())
     shards._loaded.cache_clear()
-    (here, _), (there, _) = shards.measure_shard(shard, as_source(twin)), shards.measure_shard(shard)
+    (here, _), (there, _) = (
+        shards.measure_shard(shard, as_source(twin)),
+        shards.measure_shard(shard),
+    )
     assert list(here) == FEW.split(",")
     for name, sums in here.items():
         assert list(sums) == list(there[name])
@@ -356,7 +396,10 @@ def _unit() -> float:
 def lengths_of(model: LoadedModel) -> np.ndarray:
     """The norms of the last hidden states of ``CORPUS``, token by token."""
     with torch.no_grad():
-        states = [model.model(**model.tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
+        states = [
+            model.model(**model.tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+            for text in TEXTS
+        ]
     return torch.cat(states).norm(dim=-1).numpy()
 
 
@@ -368,7 +411,10 @@ def test_a_metric_with_a_parameter_is_measured_by_workers_and_resumed(
     settings = {"checkpoints": tmp_path, "progress": False}
     tables = measure(model, CORPUS, [Share(norm, scale=100)], workers=2, **settings)
     last = tables["share"].iloc[-1]
-    assert (last["tokens"], last["share"]) == (len(lengths), pytest.approx(100 * (lengths > norm).mean(), abs=0.5))
+    assert (last["tokens"], last["share"]) == (
+        len(lengths),
+        pytest.approx(100 * (lengths > norm).mean(), abs=0.5),
+    )
     assert last["ci_low"] < last["share"] < last["ci_high"]
     # This process takes its share, and only that.
     assert 0 < len(measured_shards) < 8
@@ -395,11 +441,16 @@ FACTOR = 1
 """
 
 
-def test_changed_code_of_a_metric_is_measured_again(model, small_shards, tmp_path, measured_shards, monkeypatch):
+def test_changed_code_of_a_metric_is_measured_again(
+    model, small_shards, tmp_path, measured_shards, monkeypatch
+):
     monkeypatch.syspath_prepend(tmp_path)
     settings = {"checkpoints": tmp_path / "kept", "progress": False}
     counted = []
-    for module, code in (("lengths_one", LENGTHS), ("lengths_two", LENGTHS.replace("FACTOR = 1", "FACTOR = 100"))):
+    for module, code in (
+        ("lengths_one", LENGTHS),
+        ("lengths_two", LENGTHS.replace("FACTOR = 1", "FACTOR = 100")),
+    ):
         (tmp_path / f"{module}.py").write_text(code)
         measured_shards.clear()
         metric = importlib.import_module(module).Lengths()
@@ -449,7 +500,9 @@ def test_a_metric_of_a_script_without_a_guard_is_measured_by_workers(tiny_folder
 def test_a_metric_that_cannot_be_sent_is_one_line(model, small_shards):
     unsendable = Share(1.0)
     unsendable.lock = threading.Lock()
-    with pytest.raises(AnalysisError, match=r"share: a metric cannot be sent.*one worker") as caught:
+    with pytest.raises(
+        AnalysisError, match=r"share: a metric cannot be sent.*one worker"
+    ) as caught:
         measure(model, CORPUS, [unsendable], workers=2, progress=False)
     assert "\n" not in str(caught.value)
 
@@ -489,10 +542,14 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(model, small_shards, clust
 
 
 def test_workers_with_several_threads_give_the_same_bytes(model, small_shards):
-    """Dask gives a worker one thread per core by default: two shards then run in one process at once."""
+    """Dask gives a worker one thread per core by default: two shards then run in one process at
+    once.
+    """
     corpus = Corpus("long", TEXTS * 4)
     expected = measure(model, corpus, FEW, tokens_per_batch=1, progress=False)
-    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as threads:
+    with LocalCluster(
+        n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None
+    ) as threads:
         address = threads.scheduler_address
         tables = measure(model, corpus, FEW, tokens_per_batch=1, scheduler=address, progress=False)
     assert_same_bytes(tables, expected)
@@ -508,12 +565,21 @@ class Slow(Share):
 
 def test_a_worker_that_takes_longer_than_the_timeout_is_waited_for(model, cluster):
     few = Corpus("few", TEXTS[:4])
-    slow = measure(model, few, [Slow(1.0, 1.0)], scheduler=cluster.scheduler_address, worker_timeout=1, progress=False)
+    slow = measure(
+        model,
+        few,
+        [Slow(1.0, 1.0)],
+        scheduler=cluster.scheduler_address,
+        worker_timeout=1,
+        progress=False,
+    )
     assert len(slow["share"]) == 4
 
 
 class _Dask:
-    """A scheduler and a worker in processes of their own, and how to measure with them while something happens."""
+    """A scheduler and a worker in processes of their own, and how to measure with them while
+    something happens.
+    """
 
     def __init__(self, address: str):
         self.address, self.started = address, []
@@ -527,8 +593,12 @@ class _Dask:
     def start_worker(self) -> Process:
         return self.start("worker", self.address, "--no-nanny", "--nthreads", "1", "--no-dashboard")
 
-    def measure(self, meanwhile: Callable[[], object], model: LoadedModel, folder: Path, timeout: float) -> Tables:
-        """``measure``, during which something happens once a shard is there; at last the scheduler is killed."""
+    def measure(
+        self, meanwhile: Callable[[], object], model: LoadedModel, folder: Path, timeout: float
+    ) -> Tables:
+        """``measure``, during which something happens once a shard is there; at last the scheduler
+        is killed.
+        """
         over = threading.Event()
 
         def happen() -> None:
@@ -541,7 +611,12 @@ class _Dask:
             client.wait_for_workers(1, timeout=PATIENCE)
         other = threading.Thread(target=happen)
         other.start()
-        settings = {"scheduler": self.address, "worker_timeout": timeout, "checkpoints": folder, "progress": False}
+        settings = {
+            "scheduler": self.address,
+            "worker_timeout": timeout,
+            "checkpoints": folder,
+            "progress": False,
+        }
         try:
             return measure(model, CORPUS, [Slow(1.0, 0.1)], **settings)
         finally:
@@ -562,7 +637,10 @@ def dask() -> Iterator[_Dask]:
 
 @pytest.mark.parametrize(
     ("killed", "said"),
-    [("worker", "no worker of the Dask scheduler at tcp.* has worked for 2 seconds"), ("scheduler", "is gone")],
+    [
+        ("worker", "no worker of the Dask scheduler at tcp.* has worked for 2 seconds"),
+        ("scheduler", "is gone"),
+    ],
 )
 def test_a_cluster_that_dies_is_one_line(killed, said, dask, model, small_shards, tmp_path, caplog):
     with pytest.raises(AnalysisError, match=f"{said}.*what is finished is kept") as caught:
@@ -586,8 +664,12 @@ MANY = Corpus("many", TEXTS * 4)
 
 @pytest.fixture
 def four_branches(monkeypatch) -> list[int]:
-    """``MANY`` has four branches of shards; of how many shards each part is that this process merges."""
-    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", len(MANY) // (4 * merging.SHARDS_PER_BRANCH))
+    """``MANY`` has four branches of shards; of how many shards each part is that this process
+    merges.
+    """
+    monkeypatch.setattr(
+        shards, "UTTERANCES_PER_SHARD", len(MANY) // (4 * merging.SHARDS_PER_BRANCH)
+    )
     monkeypatch.setattr(execution, "MANY_SHARDS", 0)
     parts, add = [], merging.Merging.add
 
@@ -639,7 +721,9 @@ def test_a_shard_carries_no_sums(model, small_shards):
         assert [metric.sums for metric in shard.metrics] == [{}, {}]
 
 
-def test_a_branch_that_was_begun_elsewhere_is_ended_here(model, cluster, four_branches, tmp_path, monkeypatch):
+def test_a_branch_that_was_begun_elsewhere_is_ended_here(
+    model, cluster, four_branches, tmp_path, monkeypatch
+):
     expected = measure(model, MANY, FEW, progress=False)
     original = shards.begin
 
@@ -667,7 +751,9 @@ def test_of_many_shards_a_worker_takes_a_branch(begun, monkeypatch):
     assert [len(task) for task in execution._tasks(left)] == [1] * len(left)
     monkeypatch.setattr(execution, "MANY_SHARDS", 0)
     whole = [32, 32, 32, 4]
-    assert [len(task) for task in execution._tasks(left)] == (whole if not begun else [1] * 27 + whole[2:])
+    assert [len(task) for task in execution._tasks(left)] == (
+        whole if not begun else [1] * 27 + whole[2:]
+    )
 
 
 @pytest.mark.parametrize("address", ["nonsense://127.0.0.1:1", "tcp://127.0.0.1:9"])
@@ -681,7 +767,9 @@ def test_a_scheduler_that_does_not_answer(model, address, monkeypatch):
 # --- Interrupted and resumed ----------------------------------------------------------------------
 
 
-def test_an_interrupted_run_measures_only_what_is_missing(model, small_shards, tmp_path, monkeypatch, measured_shards):
+def test_an_interrupted_run_measures_only_what_is_missing(
+    model, small_shards, tmp_path, monkeypatch, measured_shards
+):
     expected = measure(model, CORPUS, progress=False)
     recording = shards.begin
 
@@ -705,7 +793,9 @@ def test_an_interrupted_run_measures_only_what_is_missing(model, small_shards, t
     assert measured_shards == []
 
 
-def test_what_is_interrupted_while_a_shard_is_merged_counts_it_once(model, small_shards, tmp_path, monkeypatch):
+def test_what_is_interrupted_while_a_shard_is_merged_counts_it_once(
+    model, small_shards, tmp_path, monkeypatch
+):
     expected = measure(model, CORPUS, FEW, progress=False)
     merge, calls = metrics.AttentionEntropy.merge, []
 
@@ -734,7 +824,9 @@ def test_a_group_without_anything_that_counts_has_no_part_in_an_interval(model):
 
 
 @pytest.mark.parametrize("changed", ["text", "setting", "metrics", "weights", "dtype", "training"])
-def test_sums_of_something_else_are_not_taken(changed, model, small_shards, tmp_path, tiny_folder, measured_shards):
+def test_sums_of_something_else_are_not_taken(
+    changed, model, small_shards, tmp_path, tiny_folder, measured_shards
+):
     # As a user would make one: only load_corpus knows the hash of its texts.
     corpus = Corpus("mine", TEXTS)
     measure(model, corpus, "anisotropy", checkpoints=tmp_path, progress=False)
@@ -795,7 +887,9 @@ def test_a_command_that_was_killed_goes_on_from_there(tiny_folder, tmp_path, mea
         "attention_entropy.parquet",
         "run.json",
     }
-    assert_same_bytes({name: pd.read_parquet(out / f"{name}.parquet") for name in expected}, expected)
+    assert_same_bytes(
+        {name: pd.read_parquet(out / f"{name}.parquet") for name in expected}, expected
+    )
 
 
 # --- Tables ---------------------------------------------------------------------------------------
@@ -816,7 +910,9 @@ def test_layers_heads_and_dimensions_count_as_the_design_says(tables):
     assert hidden["head"].isna().all()
     for space in ("query", "key", "value"):
         rows = tables["anisotropy"][tables["anisotropy"]["space"] == space]
-        assert list(zip(rows["layer"], rows["head"], strict=True)) == [(i, j) for i in (1, 2, 3) for j in (1, 2)]
+        assert list(zip(rows["layer"], rows["head"], strict=True)) == [
+            (i, j) for i in (1, 2, 3) for j in (1, 2)
+        ]
     assert sorted(tables["dimension_means"]["dimension"].unique()) == list(range(24))
     assert set(tables["dimension_means"]["layer"]) == {0, 1, 2, 3}
     assert set(tables["score_contributions"]["layer"]) == {1, 2, 3}
@@ -836,7 +932,8 @@ def test_layers_are_told_apart(tables, tiny_folder):
     # Grouped keys; two stacks; blocks that share weights; width from stage to stage.
     expected = {
         "qwen3": [(24, None, None, None), *[(24, 4, 2, 8)] * 2],
-        # Encoder, decoder, and the decoder's attention to the encoder, which has no vectors of its own.
+        # Encoder, decoder, and the decoder's attention to the encoder, which has no vectors of its
+        # own.
         "t5": [
             *[(24, None, None, None), *[(24, 2, 2, 8)] * 2],
             *[(24, None, None, None), *[(24, 2, 2, 8)] * 3],
@@ -852,7 +949,12 @@ def test_layers_are_told_apart(tables, tiny_folder):
         modules = dict(loaded.model.named_modules())
         blocks = [modules[part] for part in layers["part"] if part]
         assert set(blocks) == {block for blocks in loaded.stacks.values() for block in blocks}
-    assert measure(loaded, Corpus("few", TEXTS[:3]), "qk_alignment", progress=False).layers["width"].isna().all()
+    assert (
+        measure(loaded, Corpus("few", TEXTS[:3]), "qk_alignment", progress=False)
+        .layers["width"]
+        .isna()
+        .all()
+    )
 
 
 def rows_of(layers: pd.DataFrame) -> list[tuple]:
@@ -871,8 +973,13 @@ def test_the_layers_are_in_run_json(tables, tmp_path):
 def test_tables_are_saved_whole_and_read_back(tables, tmp_path):
     folder = tmp_path / "new" / "folder"
     tables.save(folder)
-    assert {path.name for path in folder.glob("[!.]*")} == {"run.json", *(f"{name}.parquet" for name in tables)}
-    assert_same_bytes({name: pd.read_parquet(folder / f"{name}.parquet") for name in tables}, tables)
+    assert {path.name for path in folder.glob("[!.]*")} == {
+        "run.json",
+        *(f"{name}.parquet" for name in tables),
+    }
+    assert_same_bytes(
+        {name: pd.read_parquet(folder / f"{name}.parquet") for name in tables}, tables
+    )
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert run["tables"] == {name: len(table) for name, table in tables.items()}
     assert run["model_revision"].startswith("sha256:")
@@ -897,7 +1004,9 @@ def test_a_file_in_the_way_of_the_folder(model, tables, tmp_path, where):
 
 
 def test_a_table_that_cannot_be_made_leaves_nothing(model, tmp_path):
-    tables = measure(model, Corpus("one", ["Hi"]), "mean_vector,anisotropy", special_tokens=False, progress=False)
+    tables = measure(
+        model, Corpus("one", ["Hi"]), "mean_vector,anisotropy", special_tokens=False, progress=False
+    )
     with pytest.raises(AnalysisError, match="two"):
         tables.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -916,7 +1025,9 @@ def test_any_statistic_has_an_interval(model):
     assert found.value == statistic(measure(model, Corpus("twenty", texts), chosen, progress=False))
     assert found.draws == 20
     left_out = [
-        statistic(measure(model, Corpus("nineteen", texts[:i] + texts[i + 1 :]), chosen, progress=False))
+        statistic(
+            measure(model, Corpus("nineteen", texts[:i] + texts[i + 1 :]), chosen, progress=False)
+        )
         for i in range(20)
     ]
     # Student's t with 19 degrees of freedom, from a printed table.
@@ -933,7 +1044,9 @@ def test_several_statistics_have_intervals_at_once(tables):
 
     rows = tables["anisotropy"].iloc[2:5]
     found = tables.intervals({"both": both, "last": lambda t: both(t)[-1]})
-    np.testing.assert_allclose([one.row for one in found["both"]], rows[["cosine", "ci_low", "ci_high"]])
+    np.testing.assert_allclose(
+        [one.row for one in found["both"]], rows[["cosine", "ci_low", "ci_high"]]
+    )
     assert found["last"] == found["both"][-1]
 
 
@@ -952,22 +1065,32 @@ def test_attention_of_a_convolutional_network_is_refused_by_name(name, tiny_fold
     for metric in OF_ATTENTION:
         # Alone or among others.
         for chosen in (metric, f"anisotropy,{metric}", [metrics.MeanVector(), metric]):
-            with pytest.raises(AnalysisError, match=f"{metric} makes no sense for .*no attention; leave it out"):
+            with pytest.raises(
+                AnalysisError, match=f"{metric} makes no sense for .*no attention; leave it out"
+            ):
                 measure(loaded, tiny.corpus(name), chosen, progress=False)
     for maps in ("flatten", "positions"):
         tables = measure(loaded, tiny.corpus(name), maps=maps, progress=False)
         flat = {"utterance_similarity"} if maps == "flatten" else set()
         assert set(tables) == set(COLUMNS) - set(OF_ATTENTION) - flat
-        assert all(set(tables[table]["space"]) == {"hidden"} for table in ("anisotropy", "mean_vector"))
+        assert all(
+            set(tables[table]["space"]) == {"hidden"} for table in ("anisotropy", "mean_vector")
+        )
         assert tables.layers[["heads", "key_heads", "head_width"]].isna().all(axis=None)
 
 
 def test_a_map_is_one_vector_or_one_a_position(tiny_folder):
     loaded = load_model(str(tiny_folder("resnet-basic")), dtype="float64")
     corpus, seen = tiny.corpus("resnet-basic"), {}
-    pixels = [loaded.processor(images=item.load().convert("RGB"), return_tensors="pt") for item in corpus.items]
+    pixels = [
+        loaded.processor(images=item.load().convert("RGB"), return_tensors="pt")
+        for item in corpus.items
+    ]
     with torch.no_grad():
-        states = [loaded.model(**p.to(torch.float64), output_hidden_states=True).hidden_states for p in pixels]
+        states = [
+            loaded.model(**p.to(torch.float64), output_hidden_states=True).hidden_states
+            for p in pixels
+        ]
     for maps in ("flatten", "positions"):
         tables = measure(loaded, corpus, "anisotropy,mean_vector", maps=maps, progress=False)
         seen[maps] = tables
@@ -992,9 +1115,13 @@ def test_a_map_is_one_vector_or_one_a_position(tiny_folder):
 def test_vectors_within_an_image_are_compared_only_where_it_has_several(tiny_folder):
     for name in ("resnet-basic", "cvt"):
         loaded = load_model(str(tiny_folder(name)))
-        with pytest.raises(AnalysisError, match=r"utterance_similarity makes no sense.*unless maps is positions"):
+        with pytest.raises(
+            AnalysisError, match=r"utterance_similarity makes no sense.*unless maps is positions"
+        ):
             measure(loaded, tiny.corpus(name), "utterance_similarity", progress=False)
-        table = measure(loaded, tiny.corpus(name), "utterance_similarity", maps="positions", progress=False)
+        table = measure(
+            loaded, tiny.corpus(name), "utterance_similarity", maps="positions", progress=False
+        )
         assert table["utterance_similarity"]["similarity"].between(-1, 1).all()
     # A convolutional network with attention has its tables, too.
     assert set(measure(loaded, tiny.corpus("cvt"), progress=False)) == set(COLUMNS) - {
@@ -1008,7 +1135,9 @@ def test_vectors_within_an_image_are_compared_only_where_it_has_several(tiny_fol
 def test_a_corpus_of_another_kind_is_refused(model_name, items, tiny_folder):
     loaded, corpus = load_model(str(tiny_folder(model_name))), tiny.corpus(items)
     if model_name == items:
-        assert measure(loaded, corpus, "mean_vector", progress=False).report.utterances == len(corpus)
+        assert measure(loaded, corpus, "mean_vector", progress=False).report.utterances == len(
+            corpus
+        )
         return
     plural = {"bert": "texts", "vit": "images", "wav2vec2": "sounds"}
     with pytest.raises(AnalysisError) as caught:
@@ -1024,7 +1153,9 @@ def test_a_bert_that_is_a_decoder_is_measured_over_the_pairs_that_it_allows(tmp_
     loaded = load_model(str(folder), dtype="float64")
     expected = Reference(folder, tiny.TEXTS).tables()
     for tokens_per_batch in (1, 10**6):
-        tables = measure(loaded, Corpus("texts", tiny.TEXTS), tokens_per_batch=tokens_per_batch, progress=False)
+        tables = measure(
+            loaded, Corpus("texts", tiny.TEXTS), tokens_per_batch=tokens_per_batch, progress=False
+        )
         assert_agree(tables, expected, (1e-9, 1e-11))
     lengths = [len(ids) for ids in loaded.tokenizer(list(tiny.TEXTS))["input_ids"]]
     contributions = tables["score_contributions"].query("key_type == 'all'")
@@ -1058,18 +1189,24 @@ def test_a_text_of_one_token(model):
     assert set(tables["anisotropy"]["tokens"]) == {3}
     tables = measure(model, Corpus("one", ["Hi"]), special_tokens=False, progress=False)
     assert tables["attention_entropy"]["entropy_nats"].between(0, math.log(3)).all()
-    np.testing.assert_allclose(tables["mean_vector"]["mean_norm"], tables["mean_vector"]["norm_of_mean"], rtol=1e-6)
+    np.testing.assert_allclose(
+        tables["mean_vector"]["mean_norm"], tables["mean_vector"]["norm_of_mean"], rtol=1e-6
+    )
     pairs = {"anisotropy", "utterance_similarity"}
     assert tables.run["left_out"].keys() == pairs
     assert not pairs & {*tables}
-    named = measure(model, Corpus("one", ["Hi"]), sorted(pairs), special_tokens=False, progress=False)
+    named = measure(
+        model, Corpus("one", ["Hi"]), sorted(pairs), special_tokens=False, progress=False
+    )
     for name in pairs:
         with pytest.raises(AnalysisError, match=name):
             named[name]
 
 
 def test_texts_that_are_no_tokens_at_all(model):
-    """A character that the tokenizer drops is no token: nothing can be said without [CLS] and [SEP]."""
+    """A character that the tokenizer drops is no token: nothing can be said without [CLS] and
+    [SEP].
+    """
     with pytest.raises(AnalysisError, match="no token that counts"):
         measure(model, Corpus("none", ["\ufffd"]), special_tokens=False, progress=False)
 
@@ -1087,7 +1224,9 @@ def test_long_texts_are_counted(model, capsys):
     assert windowed.tokens == 3 + 6 + 2 * (tokens - 2 + 2 * windows)
     exact = " ".join(["hair"] * 158)
     for long_texts in ("cut", "window"):
-        report = measure(model, Corpus("exact", [exact]), "anisotropy", long_texts=long_texts, progress=False).report
+        report = measure(
+            model, Corpus("exact", [exact]), "anisotropy", long_texts=long_texts, progress=False
+        ).report
         assert (report.cut, report.windowed, report.utterances, report.tokens) == (0, 0, 1, 160)
     assert capsys.readouterr().err == ""
 
@@ -1115,10 +1254,14 @@ def test_vectors_that_overflow_name_their_layer():
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data beside the project is not there")
 def test_bundled_model_shows_what_the_paper_says(minilm):
-    """On STS-B dev, layers 2 to 5 give more than half of their attention to [CLS], and dimension 223 is an outlier."""
+    """On STS-B dev, layers 2 to 5 give more than half of their attention to [CLS], and dimension
+    223 is an outlier.
+    """
     corpus = load_corpus(f"{SHARED / 'stsb' / 'stsb-en-dev.csv'}:sentence1", limit=200, seed=0)
     tables = measure(minilm, corpus, "attention_by_token_type,outlier_dimensions", progress=False)
-    by_layer = tables["attention_by_token_type"].query("key_type == 'cls'").groupby("layer")["mass"].mean()
+    by_layer = (
+        tables["attention_by_token_type"].query("key_type == 'cls'").groupby("layer")["mass"].mean()
+    )
     assert (by_layer.loc[2:5] > 0.5).all()
     outliers = tables["outlier_dimensions"].query("dimension == 223")
     assert {2, 3, 4, 5} <= set(outliers["layer"])
@@ -1135,7 +1278,9 @@ def test_special_tokens_are_kept_or_not():
 def test_a_model_of_zeros_is_no_average(tiny_folder, tmp_path):
     folder = shutil.copytree(tiny_folder("bert"), tmp_path / "zeros")
     weights = load_file(folder / "model.safetensors")
-    zeros = {name: values * 0 if ".layer.1." in name else values for name, values in weights.items()}
+    zeros = {
+        name: values * 0 if ".layer.1." in name else values for name, values in weights.items()
+    }
     save_file(zeros, folder / "model.safetensors", {"format": "pt"})
     tables = measure(str(folder), ["a girl is styling", "her hair"], progress=False)
     assert {"anisotropy", "utterance_similarity"} <= {*tables.run["left_out"]}
@@ -1143,4 +1288,6 @@ def test_a_model_of_zeros_is_no_average(tiny_folder, tmp_path):
         assert re.search(r"layer [23] has (0|none)\b.* not zero", tables.run["left_out"][name])
     tokens = tables.report.tokens
     assert tables.report.zero_vectors["hidden 2"] == tokens
-    assert tables["mean_vector"].query("space == 'hidden' and layer == 2")["mean_norm"].tolist() == [0]
+    assert tables["mean_vector"].query("space == 'hidden' and layer == 2")[
+        "mean_norm"
+    ].tolist() == [0]

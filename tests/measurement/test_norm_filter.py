@@ -1,4 +1,6 @@
-"""``tokens="norm<2x"``: tokens with long vectors do not count, in any metric; against naive float64."""
+"""``tokens="norm<2x"``: tokens with long vectors do not count, in any metric; against naive
+float64.
+"""
 
 import itertools
 import math
@@ -16,14 +18,18 @@ BELOW = 1.05
 
 @pytest.fixture(scope="module")
 def naive(tiny_folder):
-    """Of each layer and text: hidden vectors, their norms, queries and the rows of attention of head 1."""
+    """Of each layer and text: hidden vectors, their norms, queries and the rows of attention of
+    head 1.
+    """
     loaded = load_model(str(tiny_folder("gpt2")), dtype="float64")
     model, hidden, rows, queries = loaded.model, [], [], []
     model.config._attn_implementation = "eager"
     for text in tiny.TEXTS:
         inputs = {name: torch.tensor([value]) for name, value in loaded.tokenizer(text).items()}
         seen = []
-        hook = model.h[0].attn.c_attn.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out))
+        hook = model.h[0].attn.c_attn.register_forward_hook(
+            lambda _m, _a, out, seen=seen: seen.append(out)
+        )
         # The last hidden state that transformers gives is behind a norm: that of block 1 is not.
         with torch.no_grad():
             out = model(**inputs, output_hidden_states=True, output_attentions=True)
@@ -46,7 +52,8 @@ def short(hidden: list, layer: int) -> list[np.ndarray]:
     norms = [np.linalg.norm(states[layer], axis=1) for states in hidden]
     every = np.sort(np.concatenate(norms))
     median = every[(len(every) - 1) // 2]
-    # As token_norms has it: half the norms lie below, those of its bin of 1/64 octave spread evenly.
+    # As token_norms has it: half the norms lie below, those of its bin of 1/64 octave spread
+    # evenly.
     bins = np.floor(64 * np.log2(every))
     here = math.floor(64 * math.log2(median))
     told = 2 ** ((here + (len(every) / 2 - (bins < here).sum()) / (bins == here).sum()) / 64)
@@ -66,7 +73,9 @@ def test_hidden_vectors_that_are_long_do_not_count(naive, measured, layer):
     count = int(sum(map(sum, kept)))
     every = sum(map(len, kept))
     assert 0 < every - count < every / 2
-    vectors = np.concatenate([states[layer][good] for states, good in zip(hidden, kept, strict=True)])
+    vectors = np.concatenate(
+        [states[layer][good] for states, good in zip(hidden, kept, strict=True)]
+    )
     row = measured["anisotropy"].query("space == 'hidden' and layer == @layer").iloc[0]
     assert row["tokens"] == count
     assert row["cosine"] == pytest.approx(cosine(vectors), rel=1e-9)
@@ -95,7 +104,9 @@ def test_what_attention_makes_of_them_does_not_count_either_but_they_stay_keys(n
 def test_a_filter_that_leaves_nothing_out_changes_nothing(tiny_folder):
     model = load_model(str(tiny_folder("bert")), dtype="float64")
     asked = {"metrics": "all", "progress": False}
-    plain, wide = (measure(model, [*tiny.TEXTS], tokens=tokens, **asked) for tokens in ("all", "norm<1000x"))
+    plain, wide = (
+        measure(model, [*tiny.TEXTS], tokens=tokens, **asked) for tokens in ("all", "norm<1000x")
+    )
     for name, table in plain.items():
         assert table.equals(wide[name]), name
     assert {*wide.run["report"]["long"].values()} == {0}
@@ -108,15 +119,21 @@ def test_a_filter_that_is_none_is_refused(tokens):
         Settings(tokens=tokens)
 
 
-def test_it_gives_the_same_with_workers_and_is_kept_apart(tiny_folder, tmp_path, monkeypatch, copied_workers):
+def test_it_gives_the_same_with_workers_and_is_kept_apart(
+    tiny_folder, tmp_path, monkeypatch, copied_workers
+):
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path))
     name = str(tiny_folder("gpt2"))
     texts = [*tiny.TEXTS] * 70
     one = measure(name, texts, "anisotropy", tokens="norm<1.05x", progress=False)
-    assert len(one["anisotropy"]) == len(measure(name, texts, "anisotropy", progress=False)["anisotropy"])
+    assert len(one["anisotropy"]) == len(
+        measure(name, texts, "anisotropy", progress=False)["anisotropy"]
+    )
     again = measure(name, texts, "anisotropy", tokens="norm<1.05x", progress=False)
     assert again["anisotropy"].equals(one["anisotropy"])
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", "")
     two = measure(name, texts, "anisotropy", tokens="norm<1.05x", workers=2, progress=False)
     assert two["anisotropy"].equals(one["anisotropy"])
-    assert not measure(name, texts, "anisotropy", progress=False)["anisotropy"].equals(one["anisotropy"])
+    assert not measure(name, texts, "anisotropy", progress=False)["anisotropy"].equals(
+        one["anisotropy"]
+    )

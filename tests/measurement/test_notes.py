@@ -40,7 +40,10 @@ def test_each_of_two_models_is_named(said, tmp_path):
     for name in ("base", "tuned", "base"):
         measure(tmp_path / name, texts, "anisotropy", progress=False)
     unknown = [message for message in said if ": its tokenizer does not know" in message]
-    assert [message.partition(":")[2].split(":")[0].strip() for message in unknown] == ["base", "tuned"]
+    assert [message.partition(":")[2].split(":")[0].strip() for message in unknown] == [
+        "base",
+        "tuned",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -69,5 +72,9 @@ def test_models_of_like_names_are_not_one(others, said):
 
 def test_other_notes_are_told_apart_by_all_of_their_words(said):
     for file in ("a.csv", "b.csv", "a.csv"):
-        logging.getLogger("analysis_lib.corpora").warning("note: the columns of %s are separated by %r", file, ";")
-    assert said == [f"note: the columns of {file} are separated by ';'" for file in ("a.csv", "b.csv")]
+        logging.getLogger("analysis_lib.corpora").warning(
+            "note: the columns of %s are separated by %r", file, ";"
+        )
+    assert said == [
+        f"note: the columns of {file} are separated by ';'" for file in ("a.csv", "b.csv")
+    ]

@@ -30,7 +30,9 @@ def test_a_worker_stopped_in_the_middle_of_a_result_keeps_nobody_waiting(copied_
     with processes.pool(1, threads=1) as pool:
         assert pool.submit(abs, -1).result() == 1
         half = pool.submit(stop_in_the_middle_of_a_result)
-        (manager,) = {t for t in threading.enumerate() if t.name == "ExecutorManagerThread"} - before
+        (manager,) = {
+            t for t in threading.enumerate() if t.name == "ExecutorManagerThread"
+        } - before
         assert not futures.wait([half], 3).done
     manager.join(PATIENCE)
     assert not manager.is_alive()
@@ -47,7 +49,9 @@ with processes.pool(1, threads=1) as pool:
 
 
 def test_workers_end_with_a_process_that_is_killed():
-    process = subprocess.Popen([sys.executable, "-c", POOL], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", POOL], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     worker = int(process.stdout.readline())
     assert psutil.pid_exists(worker)
     os.kill(process.pid, signal.SIGKILL)

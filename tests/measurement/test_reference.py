@@ -1,4 +1,6 @@
-"""Every table against the naive reference of ``reference.py``, on real models and on every architecture."""
+"""Every table against the naive reference of ``reference.py``, on real models and on every
+architecture.
+"""
 
 from collections.abc import Mapping
 
@@ -14,8 +16,9 @@ from analysis_lib.capture import attention_rows
 from analysis_lib.corpora import Corpus, Sound
 from analysis_lib.models import folders
 
-# Relative error allowed, and the absolute one in units of the column's root mean square: the second is for
-# values that are what is left of a cancellation, such as the mean of a dimension that lies around zero.
+# Relative error allowed, and the absolute one in units of the column's root mean square: the second
+# is for values that are what is left of a cancellation, such as the mean of a dimension that lies
+# around zero.
 FLOAT32 = (2e-4, 1e-6)
 FLOAT64 = (1e-9, 1e-12)
 
@@ -44,15 +47,24 @@ def without_special(bundled, sentences):
 
 
 def test_sentences_hold_every_key_type(with_special):
-    assert set(with_special["attention_by_token_type"]["key_type"]) == {"cls", "sep", "punct", "other"}
+    assert set(with_special["attention_by_token_type"]["key_type"]) == {
+        "cls",
+        "sep",
+        "punct",
+        "other",
+    }
 
 
 def test_float32_agrees_to_what_the_design_asks(minilm, sentences, with_special):
-    assert_agree(measure(minilm, Corpus("sentences", sentences), progress=False), with_special, FLOAT32)
+    assert_agree(
+        measure(minilm, Corpus("sentences", sentences), progress=False), with_special, FLOAT32
+    )
 
 
 def test_float64_agrees_to_rounding(minilm64, sentences, with_special):
-    assert_agree(measure(minilm64, Corpus("sentences", sentences), progress=False), with_special, FLOAT64)
+    assert_agree(
+        measure(minilm64, Corpus("sentences", sentences), progress=False), with_special, FLOAT64
+    )
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 10**6])
@@ -63,7 +75,9 @@ def test_padding_never_enters(minilm64, sentences, with_special, tokens_per_batc
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", FLOAT32), ("float64", FLOAT64)])
-def test_without_special_tokens_they_stay_keys_only(dtype, tolerance, minilm, minilm64, sentences, without_special):
+def test_without_special_tokens_they_stay_keys_only(
+    dtype, tolerance, minilm, minilm64, sentences, without_special
+):
     model = minilm if dtype == "float32" else minilm64
     tables = measure(model, Corpus("sentences", sentences), special_tokens=False, progress=False)
     assert_agree(tables, without_special, tolerance)
@@ -84,7 +98,9 @@ def articles():
     """Texts of more than 96 tokens, of different lengths."""
     words = [text.split() for text in load_corpus("news:articles").texts]
     words = [article for article in words if len(article) >= 200]
-    return [" ".join(article[:count]) for article, count in zip(words, (90, 150, 155), strict=False)]
+    return [
+        " ".join(article[:count]) for article, count in zip(words, (90, 150, 155), strict=False)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +109,9 @@ def long_tables(bundled, articles):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", FLOAT32), ("float64", FLOAT64)])
-def test_long_texts_under_the_bundled_model(dtype, tolerance, minilm, minilm64, articles, long_tables):
+def test_long_texts_under_the_bundled_model(
+    dtype, tolerance, minilm, minilm64, articles, long_tables
+):
     """Rows that are formed in several parts, some of them with padding."""
     model = minilm if dtype == "float32" else minilm64
     lengths = [len(ids) for ids in model.tokenizer(articles)["input_ids"]]
@@ -120,19 +138,25 @@ def test_texts_longer_than_the_model_reads(long_texts, dtype, tiny_folder):
     naive = reference.Reference(folder, MIXED, long_texts=long_texts, max_length=160)
     assert tables.report.utterances == len(naive.utterances)
     assert tables.report.tokens == sum(len(utterance.types) for utterance in naive.utterances)
-    assert (tables.report.cut, tables.report.windowed) == ((long, 0) if long_texts == "cut" else (0, long))
+    assert (tables.report.cut, tables.report.windowed) == (
+        (long, 0) if long_texts == "cut" else (0, long)
+    )
     assert_agree(tables, complete(naive.tables()), FLOAT32 if dtype == "float32" else FLOAT64)
 
 
 @pytest.mark.parametrize("special_tokens", [True, False])
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_every_architecture(name, special_tokens, tiny_folder):
-    """With a text that is longer than those on which every variant is tried, and all types of keys."""
+    """With a text that is longer than those on which every variant is tried, and all types of
+    keys.
+    """
     folder = tiny_folder(name)
     corpus = Corpus("texts", (*tiny.TEXTS[:5], LONG[0]))
     model = load_model(str(folder), dtype="float64")
     tables = measure(model, corpus, special_tokens=special_tokens, progress=False)
-    naive = reference.Reference(folder, corpus.texts, special_tokens=special_tokens, max_length=model.max_length)
+    naive = reference.Reference(
+        folder, corpus.texts, special_tokens=special_tokens, max_length=model.max_length
+    )
     expected = complete(naive.tables())
     assert set(expected["attention_by_token_type"]["key_type"]) == {"cls", "sep", "punct", "other"}
     assert_agree(tables, expected, FLOAT64)
@@ -153,7 +177,9 @@ def test_what_is_made_on_request(name, metric, tiny_folder):
 def beginnings() -> Corpus:
     """Half a second of two clips: every pair of their frames is formed."""
     clips = load_corpus("speech-clips")
-    return Corpus("clips", [Sound(clips.items[i].load().samples[:8000], 16000) for i in (5, 10)], kind="audio")
+    return Corpus(
+        "clips", [Sound(clips.items[i].load().samples[:8000], 16000) for i in (5, 10)], kind="audio"
+    )
 
 
 REAL = {
@@ -167,7 +193,11 @@ REAL = {
 def test_real_models(name):
     model, corpus = load_model(name, dtype="float64"), REAL[name]()
     folder = folders.located(name, None)[0]
-    read = {"text": lambda item: item, "image": lambda item: item.load(), "audio": lambda item: item.load().samples}
+    read = {
+        "text": lambda item: item,
+        "image": lambda item: item.load(),
+        "audio": lambda item: item.load().samples,
+    }
     items = [read[corpus.kind](item) for item in corpus.items]
     wanted = complete(reference.Reference(folder, items, max_length=512).tables())
     assert_agree(measure(model, corpus, progress=False), wanted, FLOAT64)

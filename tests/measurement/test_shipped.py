@@ -1,6 +1,7 @@
 """What ships is what the code measures today: one small table of each kind, measured anew.
 
-A formula that has changed without a new version fails here. Tolerances are those between processors.
+A formula that has changed without a new version fails here. Tolerances are those between
+processors.
 """
 
 from dataclasses import replace
@@ -36,11 +37,15 @@ def test_an_untrained_twin():
 
 
 def test_a_training_run_before_its_first_step(tmp_path):
-    """The first checkpoint needs no training: its weights depend on the settings and the seed alone."""
+    """The first checkpoint needs no training: its weights depend on the settings and the seed
+    alone.
+    """
     recorded = Dynamics.load(shipping.home() / "modernbert-12")
     pretrain(tmp_path / "run", replace(RUNS["modernbert-12"], steps=1), seeds=(0,))
     corpus = load_corpus("wikipedia:held-out", limit=128, seed=0)
-    now = measure(load_model(str(tmp_path / "run" / "seed_0-step_0")), corpus, METRICS, progress=False)
+    now = measure(
+        load_model(str(tmp_path / "run" / "seed_0-step_0")), corpus, METRICS, progress=False
+    )
     assert recorded.code_warning == ""
     for name in METRICS:
         first = recorded[name].query("seed == 0 and step == 0").drop(columns=["seed", "step"])
@@ -59,13 +64,18 @@ def test_a_trial():
     assert len(both) == len(now)
     untrained = both["stage"] == "untrained"
     pd.testing.assert_series_equal(
-        both.loc[untrained, "value"], both.loc[untrained, "value_recorded"], check_names=False, **CLOSE
+        both.loc[untrained, "value"],
+        both.loc[untrained, "value_recorded"],
+        check_names=False,
+        **CLOSE,
     )
 
 
 def test_an_experiment_layer_by_layer():
     corpus = load_corpus("photographs", limit=40, seed=0)
-    recorded = causes.shipped("drift-vit-s14", corpus).xs(("query", 1), level=("arm", "layer")).dropna()
+    recorded = (
+        causes.shipped("drift-vit-s14", corpus).xs(("query", 1), level=("arm", "layer")).dropna()
+    )
     change = Replace("query", layers=(1,), by="centre", of="others")
     now = causes.attention(load_model("vit-s14"), corpus, change, 1).dropna()
     pd.testing.assert_frame_equal(recorded, now, check_names=False, **CLOSE)

@@ -1,4 +1,6 @@
-"""Numbers computed from tables: of several, of the best of them, of ratios, with intervals over groups of texts."""
+"""Numbers computed from tables: of several, of the best of them, of ratios, with intervals over
+groups of texts.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -39,7 +41,9 @@ class Means:
 
 
 def tables(values: np.ndarray, texts: str = "a") -> Tables:
-    return Tables([Means(np.asarray(values, dtype=float))], Report(layers=[SIZES]), {"data_sha256": texts})
+    return Tables(
+        [Means(np.asarray(values, dtype=float))], Report(layers=[SIZES]), {"data_sha256": texts}
+    )
 
 
 def by_layer(t: TABLE) -> pd.Series:
@@ -55,11 +59,15 @@ def test_the_largest_is_chosen_on_even_groups_and_judged_on_odd_ones():
     assert found["some"].row == pytest.approx(mean_interval(values[1::2, 1]).row)
     assert found["some"].draws == 10
     # Not so those beside it, which nobody chose.
-    np.testing.assert_allclose([one.row for one in found["every"]], [mean_interval(v).row for v in values.T])
+    np.testing.assert_allclose(
+        [one.row for one in found["every"]], [mean_interval(v).row for v in values.T]
+    )
 
 
 def test_the_largest_of_noise_is_not_above_it():
-    """In draws in which no layer differs, the maximum lies above zero on average, the chosen one around it."""
+    """In draws in which no layer differs, the maximum lies above zero on average, the chosen one
+    around it.
+    """
     draws = [tables(values) for values in np.random.default_rng(0).normal(0, 1, (12, 20, 12))]
     chosen = [drawn.interval(largest(by_layer)) for drawn in draws]
     assert np.mean([by_layer(drawn).max() for drawn in draws]) > 0.3
@@ -72,7 +80,9 @@ def test_of_a_table_the_column_with_the_largest_least_is_chosen_and_all_of_it_ju
 
     def columns(t: TABLE) -> pd.DataFrame:
         first, second = by_layer(t)
-        return pd.DataFrame({"steep": [first, second], "level": [1.5, 1.4], "missing": [math.nan, 9.0]})
+        return pd.DataFrame(
+            {"steep": [first, second], "level": [1.5, 1.4], "missing": [math.nan, 9.0]}
+        )
 
     # On even groups the first column is about 3 and 0, on odd ones 1 and 2.
     found = tables(values).interval(largest(columns))
@@ -97,7 +107,8 @@ def test_of_nothing_the_largest_is_none():
 def test_a_rule_of_ones_own_is_given_what_it_chose():
     values = np.random.default_rng(0).normal(0, 0.1, (20, 4)) + np.array([0.0, 3.0, 2.0, 1.0])
     rule = Chosen(
-        number=lambda t, at: by_layer(t)[at[0]] - by_layer(t)[at[1]], choose=lambda t: [*by_layer(t).nlargest(2).index]
+        number=lambda t, at: by_layer(t)[at[0]] - by_layer(t)[at[1]],
+        choose=lambda t: [*by_layer(t).nlargest(2).index],
     )
     found = tables(values).interval(rule)
     assert found.row == pytest.approx(mean_interval(values[1::2, 1] - values[1::2, 2]).row)
@@ -120,7 +131,9 @@ def test_a_ratio_over_zero_itself_has_no_value():
 
 
 def test_what_no_text_can_change_has_no_interval():
-    found = tables(np.random.default_rng(0).normal(size=(20, 2))).interval(lambda t: len(t["means"]))
+    found = tables(np.random.default_rng(0).normal(size=(20, 2))).interval(
+        lambda t: len(t["means"])
+    )
     assert found.value == 2
     assert math.isnan(found.ci_low)
 

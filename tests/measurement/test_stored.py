@@ -42,7 +42,9 @@ def test_only_what_is_missing_is_measured(minilm, corpus, passes):
     pd.testing.assert_frame_equal(both["attention_entropy"], again["attention_entropy"])
     # Jackknife intervals need the sums by group.
     statistic = np.mean(first["anisotropy"]["cosine"])
-    assert again.interval(lambda t: t["anisotropy"]["cosine"].mean()).value == pytest.approx(statistic)
+    assert again.interval(lambda t: t["anisotropy"]["cosine"].mean()).value == pytest.approx(
+        statistic
+    )
 
 
 def test_what_was_read_is_known_from_both_passes(minilm, corpus, passes):
@@ -56,7 +58,9 @@ def test_what_was_read_is_known_from_both_passes(minilm, corpus, passes):
 
 
 @pytest.mark.parametrize("change", ["corpus", "setting", "parameter", "dtype", "unit"])
-def test_another_corpus_setting_parameter_or_model_is_measured_anew(minilm, minilm64, corpus, passes, change):
+def test_another_corpus_setting_parameter_or_model_is_measured_anew(
+    minilm, minilm64, corpus, passes, change
+):
     measure(minilm, corpus, [metrics.Isotropy(["query"])], **SILENT)
     model, other, metric, settings = minilm, corpus, metrics.Isotropy(["query"]), {}
     match change:
@@ -69,14 +73,19 @@ def test_another_corpus_setting_parameter_or_model_is_measured_anew(minilm, mini
         case "dtype":
             model = minilm64
         case "unit":
-            other = Corpus(corpus.name, corpus.items, units=["one", "one", "two", "two", "three", "three"])
+            other = Corpus(
+                corpus.name, corpus.items, units=["one", "one", "two", "two", "three", "three"]
+            )
     measure(model, other, [metric], **settings, **SILENT)
     assert len(passes) == 2
 
 
 def test_two_that_measure_the_same_at_once_measure_once(minilm, corpus, passes):
     others = [load_model("minilm") for _ in range(2)]
-    threads = [threading.Thread(target=measure, args=(model, corpus, "anisotropy"), kwargs=SILENT) for model in others]
+    threads = [
+        threading.Thread(target=measure, args=(model, corpus, "anisotropy"), kwargs=SILENT)
+        for model in others
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -120,7 +129,10 @@ def test_shipped_tables_warn_where_the_code_has_changed(monkeypatch):
     assert found.code_warning == ""
     found.run = json.loads(json.dumps(found.run))
     found.run["formulas"]["metrics"]["anisotropy"]["version"] += 1
-    assert "The numbers of MPNet are shown as an earlier version of the code gave them" in found.code_warning
+    assert (
+        "The numbers of MPNet are shown as an earlier version of the code gave them"
+        in found.code_warning
+    )
 
 
 def test_a_comparison_loads_no_model_whose_measurements_are_kept(minilm, passes, monkeypatch):
@@ -135,6 +147,9 @@ def test_a_comparison_loads_no_model_whose_measurements_are_kept(minilm, passes,
     assert again.trained["MiniLM"].layers.equals(first.trained["MiniLM"].layers)
     # What is no map is the same for every reading of maps.
     text = compare({"news": ["minilm"]}, **asked | {"maps": "flatten"})
-    assert text["anisotropy"]["cosine"].tolist() == first["anisotropy"].query("model == 'MiniLM'")["cosine"].tolist()
+    assert (
+        text["anisotropy"]["cosine"].tolist()
+        == first["anisotropy"].query("model == 'MiniLM'")["cosine"].tolist()
+    )
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):
         compare({"digits": ["digits-resnet"]}, **asked | {"maps": "flatten"})

@@ -1,4 +1,6 @@
-"""The unit of independence: groups are unions of whole units, and intervals over articles are those of a bootstrap."""
+"""The unit of independence: groups are unions of whole units, and intervals over articles are those
+of a bootstrap.
+"""
 
 import numpy as np
 import pandas as pd
@@ -45,7 +47,8 @@ def test_the_order_of_classes_makes_no_groups_of_one_class():
 
 
 @pytest.mark.parametrize(
-    ("data", "units"), [("wikipedia", 106), ("news", 300), ("reviews", 508), ("speech-clips", 5), ("photographs", 20)]
+    ("data", "units"),
+    [("wikipedia", 106), ("news", 300), ("reviews", 508), ("speech-clips", 5), ("photographs", 20)],
 )
 def test_bundled_corpora_carry_their_units(data, units):
     corpus = load_corpus(data)
@@ -63,7 +66,9 @@ def test_short_sentences_are_short():
 
 
 def test_intervals_over_articles_are_those_of_a_bootstrap_over_articles():
-    """The mean cosine of sentence vectors of MiniLM: half-widths of the jackknife, and of 2,000 draws of articles."""
+    """The mean cosine of sentence vectors of MiniLM: half-widths of the jackknife, and of 2,000
+    draws of articles.
+    """
     corpus = load_corpus("wikipedia:short", limit=600, seed=0)
     vectors = class_vectors(load_model("minilm"), corpus)
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -79,19 +84,29 @@ def test_intervals_over_articles_are_those_of_a_bootstrap_over_articles():
     articles = np.unique(corpus.units, return_inverse=True)[1]
     sums = np.stack([units[articles == article].sum(0) for article in range(articles.max() + 1)])
     sizes = np.bincount(articles).astype(float)
-    drawn = np.random.default_rng(0).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), 2000).astype(float)
-    # An article that is drawn twice would meet itself: pairs within an article are those of the sample.
-    cosines = (((drawn @ sums) ** 2).sum(1) - drawn**2 @ (sums**2).sum(1) + drawn @ ((sums**2).sum(1) - sizes)) / (
-        (drawn @ sizes) ** 2 - drawn**2 @ sizes**2 + drawn @ (sizes**2 - sizes)
+    drawn = (
+        np.random.default_rng(0)
+        .multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), 2000)
+        .astype(float)
     )
+    # An article that is drawn twice would meet itself: pairs within an article are those of the
+    # sample.
+    cosines = (
+        ((drawn @ sums) ** 2).sum(1)
+        - drawn**2 @ (sums**2).sum(1)
+        + drawn @ ((sums**2).sum(1) - sizes)
+    ) / ((drawn @ sizes) ** 2 - drawn**2 @ sizes**2 + drawn @ (sizes**2 - sizes))
     bootstrap = 1.96 * cosines.std()
     assert 0.6 < reach(np.array(corpus.groups(GROUPS))) / bootstrap < 1.6
-    # Sentences of each article in every group: what an article shares drops out, and the interval is too narrow.
+    # Sentences of each article in every group: what an article shares drops out, and the interval
+    # is too narrow.
     assert reach(np.arange(len(corpus)) % GROUPS) / bootstrap < 0.6
 
 
 def test_units_of_a_table_are_named_to_measure_and_in_its_run(tiny_folder, tmp_path):
-    table = pd.DataFrame({"text": tiny.TEXTS[:8], "doc": ["a", "a", "b", None, "b", "c", None, "c"]})
+    table = pd.DataFrame(
+        {"text": tiny.TEXTS[:8], "doc": ["a", "a", "b", None, "b", "c", None, "c"]}
+    )
     table.to_csv(tmp_path / "table.csv", index=False)
     folder = str(tiny_folder("bert"))
     given = {"metrics": "anisotropy", "progress": False}
@@ -106,7 +121,10 @@ def test_units_of_a_table_are_named_to_measure_and_in_its_run(tiny_folder, tmp_p
     assert not alone["anisotropy"]["ci_low"].equals(at_hand["anisotropy"]["ci_low"])
     # What is kept of the same groups says by which column they are known now.
     renamed = table.rename(columns={"doc": "patent"})
-    assert measure(folder, renamed, column="text", units="patent", **given).run["unit_column"] == "patent"
+    assert (
+        measure(folder, renamed, column="text", units="patent", **given).run["unit_column"]
+        == "patent"
+    )
 
 
 def test_vectors_without_a_unit_are_units_of_their_own():
@@ -121,7 +139,11 @@ def test_few_units_are_said(tiny_folder):
     texts = [f"Text {number} of some" for number in range(40)]
     few = "its intervals rest on 20 independent units, and are rough"
     one = "its texts are one unit, so that there are no intervals"
-    for units, notes in ((range(40), set()), ([i // 2 for i in range(40)], {few}), ([0] * 40, {one})):
+    for units, notes in (
+        (range(40), set()),
+        ([i // 2 for i in range(40)], {few}),
+        ([0] * 40, {one}),
+    ):
         corpus = Corpus("some", texts, units=[str(unit) for unit in units])
         run = measure(model, corpus, "mean_vector", progress=False).run
         assert run["units"] == len({*units})

@@ -1,4 +1,6 @@
-"""Vectors without a model: the tables that a measurement of the model gives, in Python and on the command line."""
+"""Vectors without a model: the tables that a measurement of the model gives, in Python and on the
+command line.
+"""
 
 import json
 import tracemalloc
@@ -25,7 +27,8 @@ from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.intervals import jackknife_interval
 
 TEXTS = tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS[:4])
-# How far tables may differ where texts are read alone or together: in half precision the vectors round otherwise.
+# How far tables may differ where texts are read alone or together: in half precision the vectors
+# round otherwise.
 TOLERANCE = {"float32": 2e-5, "float16": 3e-3, "bfloat16": 2e-2}
 LENGTHS = [3, 1, 4, 2]
 
@@ -35,38 +38,55 @@ def documented(request, tiny_folder):
     """A model and, of each text, the hidden states as transformers documents them."""
     model = load_model(str(tiny_folder("bert")), dtype=request.param)
     with torch.no_grad():
-        outputs = [model.model(**model.tokenizer(t, return_tensors="pt"), output_hidden_states=True) for t in TEXTS]
+        outputs = [
+            model.model(**model.tokenizer(t, return_tensors="pt"), output_hidden_states=True)
+            for t in TEXTS
+        ]
     return request.param, model, [output.hidden_states for output in outputs]
 
 
 def assert_close(found, expected, tolerance: float) -> None:
-    """The tables of hidden vectors, of all types of tokens together, which vectors do not tell apart."""
+    """The tables of hidden vectors, of all types of tokens together, which vectors do not tell
+    apart.
+    """
     for name in OF_HIDDEN_STATES:
         wanted = expected[name]
         for column in {"space", "token_type"} & {*wanted}:
             wanted = wanted[wanted[column].isin(["hidden", "all"])]
-        got = found[name][found[name]["token_type"] == "all"] if "token_type" in wanted else found[name]
+        got = (
+            found[name][found[name]["token_type"] == "all"]
+            if "token_type" in wanted
+            else found[name]
+        )
         if name == "outlier_dimensions":
             wanted, got = (t.sort_values(["layer", "dimension"]) for t in (wanted, got))
         wanted, got = (t.reset_index(drop=True) for t in (wanted, got))
-        pd.testing.assert_frame_equal(got, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
+        pd.testing.assert_frame_equal(
+            got, wanted, rtol=tolerance, atol=tolerance, check_dtype=False
+        )
 
 
 def flat(hidden: list[tuple[torch.Tensor, ...]]) -> dict[int, torch.Tensor]:
     """By layer, the vectors of all texts one after another."""
-    return {layer: torch.cat([text[layer][0] for text in hidden]) for layer in range(len(hidden[0]))}
+    return {
+        layer: torch.cat([text[layer][0] for text in hidden]) for layer in range(len(hidden[0]))
+    }
 
 
 def test_hidden_states_of_transformers_give_the_tables_of_the_model(documented):
     dtype, model, hidden = documented
     expected = measure(model, Corpus("texts", TEXTS), progress=False)
     lengths = [text[0].shape[1] for text in hidden]
-    of_lists = measure_vectors([[text[layer] for text in hidden] for layer in range(4)], progress=False)
+    of_lists = measure_vectors(
+        [[text[layer] for text in hidden] for layer in range(4)], progress=False
+    )
     assert set(of_lists) == {*OF_HIDDEN_STATES}
     assert_close(of_lists, expected, TOLERANCE[dtype])
     together = measure_vectors(flat(hidden), lengths, progress=False)
     padded = {
-        f"layer_{layer}": torch.nn.utils.rnn.pad_sequence([text[layer][0] for text in hidden], batch_first=True)
+        f"layer_{layer}": torch.nn.utils.rnn.pad_sequence(
+            [text[layer][0] for text in hidden], batch_first=True
+        )
         for layer in range(4)
     }
     in_batch = measure_vectors(padded, torch.tensor(lengths), progress=False)
@@ -90,8 +110,14 @@ def test_a_folder_gives_the_tables_of_the_model_on_the_command_line(documented, 
     save_file({"layer_2": layers[2], "layer_3": layers[3]}, folder / "rest.safetensors")
     np.save(folder / "lengths.npy", lengths)
     out = tmp_path / "out"
-    assert main(["measure", "--vectors", str(folder), "--out", str(out), "--format", "csv", "--quiet"]) == 0
-    assert f"wrote 5 tables of {sum(lengths)} tokens in {len(TEXTS)} utterances" in capsys.readouterr().out
+    assert (
+        main(["measure", "--vectors", str(folder), "--out", str(out), "--format", "csv", "--quiet"])
+        == 0
+    )
+    assert (
+        f"wrote 5 tables of {sum(lengths)} tokens in {len(TEXTS)} utterances"
+        in capsys.readouterr().out
+    )
     found = {name: pd.read_csv(out / f"{name}.csv") for name in OF_HIDDEN_STATES}
     for table in found.values():
         if "head" in table:
@@ -114,21 +140,39 @@ def test_cosines_and_their_intervals_are_those_of_all_pairs():
 
     def cosines(chosen: np.ndarray) -> float:
         rows = vectors[chosen]
-        pairs = [a @ b / np.sqrt((a @ a) * (b @ b)) for i, a in enumerate(rows) for j, b in enumerate(rows) if i != j]
+        pairs = [
+            a @ b / np.sqrt((a @ a) * (b @ b))
+            for i, a in enumerate(rows)
+            for j, b in enumerate(rows)
+            if i != j
+        ]
         return float(np.mean(pairs))
 
-    table = measure_vectors({7: vectors.astype("float32")}, lengths, "anisotropy", progress=False)["anisotropy"]
+    table = measure_vectors({7: vectors.astype("float32")}, lengths, "anisotropy", progress=False)[
+        "anisotropy"
+    ]
     whole = cosines(np.full(len(vectors), True))
-    low, high = jackknife_interval(np.array(whole), [np.array(cosines(group != left)) for left in range(GROUPS)])
+    low, high = jackknife_interval(
+        np.array(whole), [np.array(cosines(group != left)) for left in range(GROUPS)]
+    )
     assert table[["layer", "tokens"]].to_numpy().tolist() == [[7, len(vectors)]]
-    np.testing.assert_allclose(table[["cosine", "ci_low", "ci_high"]].to_numpy()[0], [whole, low, high], rtol=1e-5)
+    np.testing.assert_allclose(
+        table[["cosine", "ci_low", "ci_high"]].to_numpy()[0], [whole, low, high], rtol=1e-5
+    )
 
 
 def test_queries_and_keys_have_heads(tiny_folder):
-    """The means and alignment of heads, of vectors token x head x dim; keys may come without queries."""
+    """The means and alignment of heads, of vectors token x head x dim; keys may come without
+    queries.
+    """
     draw = np.random.default_rng(1)
     query, key = draw.normal(size=(10, 4, 3)), draw.normal(size=(10, 2, 3))
-    given = {"query_1": query, "key_1": key, "final_1": query.reshape(10, 12), "hidden_1": query.reshape(10, 12) + 1}
+    given = {
+        "query_1": query,
+        "key_1": key,
+        "final_1": query.reshape(10, 12),
+        "hidden_1": query.reshape(10, 12) + 1,
+    }
     tables = measure_vectors(given, LENGTHS, progress=False)
     assert {*tables} == {*OF_HIDDEN_STATES, "qk_alignment", "head_means"}
     means = query.mean(0), key.mean(0).repeat(2, 0)
@@ -145,7 +189,9 @@ def test_queries_and_keys_have_heads(tiny_folder):
 # --- Files ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["npy", "safetensors", "fortran", "big-endian", "parts", "by-text"])
+@pytest.mark.parametrize(
+    "form", ["npy", "safetensors", "fortran", "big-endian", "parts", "by-text"]
+)
 def test_every_form_of_a_folder_gives_the_same(tmp_path, form):
     vectors = np.random.default_rng(2).normal(size=(2, 10, 6)).astype("float32")
     np.save(tmp_path / "lengths.npy", LENGTHS)
@@ -156,9 +202,16 @@ def test_every_form_of_a_folder_gives_the_same(tmp_path, form):
         case "safetensors":
             # Two shards of the texts, each with all layers and its lengths.
             (tmp_path / "lengths.npy").unlink()
-            for shard, (rows, lengths) in enumerate([(slice(4), LENGTHS[:2]), (slice(4, 10), LENGTHS[2:])]):
-                tensors = {f"hidden_{layer}": torch.tensor(vectors[layer, rows]) for layer in range(2)}
-                save_file({**tensors, "lengths": torch.tensor(lengths)}, tmp_path / f"shard-{shard + 9}.safetensors")
+            for shard, (rows, lengths) in enumerate(
+                [(slice(4), LENGTHS[:2]), (slice(4, 10), LENGTHS[2:])]
+            ):
+                tensors = {
+                    f"hidden_{layer}": torch.tensor(vectors[layer, rows]) for layer in range(2)
+                }
+                save_file(
+                    {**tensors, "lengths": torch.tensor(lengths)},
+                    tmp_path / f"shard-{shard + 9}.safetensors",
+                )
         case "fortran":
             for layer in range(2):
                 np.save(tmp_path / f"{layer}.npy", np.asfortranarray(vectors[layer]))
@@ -168,12 +221,20 @@ def test_every_form_of_a_folder_gives_the_same(tmp_path, form):
         case "parts":
             for layer in range(2):
                 for part in range(10):
-                    np.save(tmp_path / f"layer_{layer}-part_{part + 5}.npy", vectors[layer, part : part + 1])
+                    np.save(
+                        tmp_path / f"layer_{layer}-part_{part + 5}.npy",
+                        vectors[layer, part : part + 1],
+                    )
         case "by-text":
             for layer in range(2):
                 for text, (end, length) in enumerate(zip(np.cumsum(LENGTHS), LENGTHS, strict=True)):
-                    np.save(tmp_path / f"layer_{layer}-part_{text}.npy", vectors[layer, end - length : end])
-    expected = measure_vectors([*vectors], LENGTHS, "anisotropy,utterance_similarity", progress=False)
+                    np.save(
+                        tmp_path / f"layer_{layer}-part_{text}.npy",
+                        vectors[layer, end - length : end],
+                    )
+    expected = measure_vectors(
+        [*vectors], LENGTHS, "anisotropy,utterance_similarity", progress=False
+    )
     found = measure_vectors(tmp_path, metrics="anisotropy,utterance_similarity", progress=False)
     for name in expected:
         pd.testing.assert_frame_equal(found[name], expected[name], check_exact=True)
@@ -186,7 +247,9 @@ def test_units_are_what_intervals_are_over(tmp_path):
     np.save(tmp_path / "units.npy", ["a", "a", "b", "b"])
     assert measure_vectors(tmp_path, metrics="anisotropy", progress=False).groups == [0, 1]
     assert measure_vectors([vectors], LENGTHS, "anisotropy", progress=False).groups == [0, 1, 2, 3]
-    assert measure_vectors([vectors], LENGTHS, "anisotropy", units=[7, 7, 7, 8], progress=False).groups == [0, 1]
+    assert measure_vectors(
+        [vectors], LENGTHS, "anisotropy", units=[7, 7, 7, 8], progress=False
+    ).groups == [0, 1]
 
 
 def test_one_text_has_no_interval():
@@ -223,7 +286,9 @@ def test_a_file_is_read_some_vectors_at_a_time(tmp_path, monkeypatch, form):
     assert peak < count * width * 4 / 4
 
 
-def test_an_interrupted_measurement_goes_on_and_workers_give_the_same_bytes(tmp_path, monkeypatch, copied_workers):
+def test_an_interrupted_measurement_goes_on_and_workers_give_the_same_bytes(
+    tmp_path, monkeypatch, copied_workers
+):
     monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 4)
     lengths = [1, 2, 3] * 8
     np.save(tmp_path / "layer_0.npy", np.random.default_rng(5).normal(size=(sum(lengths), 6)))
@@ -241,14 +306,20 @@ def test_an_interrupted_measurement_goes_on_and_workers_give_the_same_bytes(tmp_
 
     monkeypatch.setattr(GivenVectors, "batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        measure_vectors(tmp_path, metrics="anisotropy", checkpoints=tmp_path / "out", progress=False)
-    again = measure_vectors(tmp_path, metrics="anisotropy", checkpoints=tmp_path / "out", progress=False)
+        measure_vectors(
+            tmp_path, metrics="anisotropy", checkpoints=tmp_path / "out", progress=False
+        )
+    again = measure_vectors(
+        tmp_path, metrics="anisotropy", checkpoints=tmp_path / "out", progress=False
+    )
     pd.testing.assert_frame_equal(again["anisotropy"], expected["anisotropy"], check_exact=True)
     assert seen == [0, 4, 8, 12, 12, 16, 20]
     # Kept results are of these vectors alone, whose file has the same name and size.
     path = tmp_path / "layer_0.npy"
     np.save(path, np.load(path) + 1)
-    other = measure_vectors(tmp_path, metrics="anisotropy", checkpoints=tmp_path / "out", progress=False)
+    other = measure_vectors(
+        tmp_path, metrics="anisotropy", checkpoints=tmp_path / "out", progress=False
+    )
     assert other["anisotropy"]["cosine"][0] > 0.3 > expected["anisotropy"]["cosine"][0]
 
 
@@ -260,7 +331,9 @@ def test_finished_measurements_are_known_by_their_files(tmp_path, monkeypatch):
     np.save(folder / "layer_0.npy", vectors)
     reads = []
     run = GivenVectors.run
-    monkeypatch.setattr(GivenVectors, "run", lambda self, *given: reads.append(1) or run(self, *given))
+    monkeypatch.setattr(
+        GivenVectors, "run", lambda self, *given: reads.append(1) or run(self, *given)
+    )
     for lengths, times in ((LENGTHS, 1), (LENGTHS, 1), ([5, 5], 2)):
         measure_vectors(folder, lengths, "anisotropy", progress=False)
         assert len(reads) == times
@@ -298,7 +371,11 @@ PADDED = np.zeros((4, 4, 6)) + GOOD[:4, None]
         ({0: GOOD.tolist()}, LENGTHS, ["vectors[0], array 1", "list"]),
         ({0: [GOOD[:5], GOOD[5:, :3]]}, None, ["vectors[0], array 2", "(5, 3)", "one width"]),
         ({0: [GOOD, GOOD[None]]}, None, ["one form"]),
-        ({0: [GOOD[:5], GOOD[5:]], 1: [GOOD[:6], GOOD[6:]]}, None, ["layer 1", "other lengths than layer 0"]),
+        (
+            {0: [GOOD[:5], GOOD[5:]], 1: [GOOD[:6], GOOD[6:]]},
+            None,
+            ["layer 1", "other lengths than layer 0"],
+        ),
         ({}, LENGTHS, ["no vectors"]),
         (GOOD, LENGTHS, ["ndarray", "{layer: vectors}"]),
         ({0: np.zeros((3, 2))}, [3], ["vectors with a direction", "has 0"]),
@@ -313,7 +390,10 @@ def test_bad_vectors_are_one_line(vectors, lengths, words):
 
 
 def test_a_metric_that_needs_more_is_refused_by_name():
-    with pytest.raises(AnalysisError, match="attention_entropy makes no sense for vectors: it needs more than the hid"):
+    with pytest.raises(
+        AnalysisError,
+        match="attention_entropy makes no sense for vectors: it needs more than the hid",
+    ):
         measure_vectors([GOOD], LENGTHS, "anisotropy,attention_entropy", progress=False)
     with pytest.raises(AnalysisError, match="units: give one of each"):
         measure_vectors([GOOD], LENGTHS, units=["a"], progress=False)
@@ -342,10 +422,16 @@ def truncated(path: Path) -> None:
         (lambda f: (f / "layer_0.npy").unlink(), ["there are no vectors"]),
         (lambda f: [path.unlink() for path in f.iterdir()], ["there are no vectors", "files"]),
         (lambda f: np.save(f / "layer_1.npy", NAN), ["layer_1.npy", "layer 1 (hidden)", "text 3"]),
-        (lambda f: (np.save(f / "layer_1.npy", GOOD), truncated(f / "layer_1.npy")), ["layer_1.npy cannot be read"]),
+        (
+            lambda f: (np.save(f / "layer_1.npy", GOOD), truncated(f / "layer_1.npy")),
+            ["layer_1.npy cannot be read"],
+        ),
         (lambda f: (f / "layer_1.npy").write_bytes(b""), ["layer_1.npy cannot be read"]),
         (lambda f: np.save(f / "layer_1.npy", np.array([Trap()])), ["layer_1.npy cannot be read"]),
-        (lambda f: (f / "layer_1.safetensors").write_bytes(b"no tensor"), ["layer_1.safetensors cannot be read"]),
+        (
+            lambda f: (f / "layer_1.safetensors").write_bytes(b"no tensor"),
+            ["layer_1.safetensors cannot be read"],
+        ),
         (
             lambda f: (
                 save_file({"x": torch.zeros(10, 6)}, f / "layer_1.safetensors"),
@@ -354,10 +440,18 @@ def truncated(path: Path) -> None:
             ["layer_1.safetensors cannot be read"],
         ),
         (lambda f: np.save(f / "layer_1.npy", GOOD.astype("int8")), ["layer_1.npy", "int8"]),
-        (lambda f: save_file({"x": torch.zeros(10, 6, dtype=torch.int16)}, f / "layer_1.safetensors"), ["I16"]),
+        (
+            lambda f: save_file(
+                {"x": torch.zeros(10, 6, dtype=torch.int16)}, f / "layer_1.safetensors"
+            ),
+            ["I16"],
+        ),
         (lambda f: np.save(f / "layer_1.npy", GOOD[:, 0]), ["layer_1.npy", "(10,)"]),
         (lambda f: np.save(f / "layer_0-part_1.npy", GOOD[:, :5]), ["(10, 5)", "one width"]),
-        (lambda f: np.save(f / "layer_0-part_1.npy", GOOD), ["20 vectors", "layer_0.npy and 1 more"]),
+        (
+            lambda f: np.save(f / "layer_0-part_1.npy", GOOD),
+            ["20 vectors", "layer_0.npy and 1 more"],
+        ),
         (lambda f: np.save(f / "hidden.npy", GOOD), ["hidden.npy", "layer_3"]),
         (lambda f: np.save(f / "lengths.npy", [1, 2, 3]), ["of the 3 texts make 6"]),
         (lambda f: (f / "lengths.npy").unlink(), ["lengths.npy"]),
@@ -380,10 +474,18 @@ def test_a_bad_folder_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, caps
 
 
 def test_vectors_stand_in_the_place_of_model_and_data(tmp_path, capsys):
-    assert main(["measure", "--vectors", str(tmp_path / "absent"), "--out", str(tmp_path / "out")]) == 1
+    assert (
+        main(["measure", "--vectors", str(tmp_path / "absent"), "--out", str(tmp_path / "out")])
+        == 1
+    )
     assert "there is no folder" in capsys.readouterr().err
     given = ["measure", "--vectors", str(tmp_path), "--out", str(tmp_path / "out")]
-    for option in (["--model", "minilm"], ["--limit", "3"], ["--special-tokens", "drop"], ["--device-map", "auto"]):
+    for option in (
+        ["--model", "minilm"],
+        ["--limit", "3"],
+        ["--special-tokens", "drop"],
+        ["--device-map", "auto"],
+    ):
         assert main([*given, *option]) == 1
         assert f"leave {option[0]} out" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"^2$"):
@@ -391,7 +493,8 @@ def test_vectors_stand_in_the_place_of_model_and_data(tmp_path, capsys):
     assert "--model, --data" in capsys.readouterr().err
 
 
-# --- Names, masks, forms and scales -----------------------------------------------------------------
+# --- Names, masks, forms and scales
+# -----------------------------------------------------------------
 
 
 def cosines(vectors, lengths=None, **given) -> dict[int, float]:
@@ -413,15 +516,22 @@ def layers_of(count: int, *shape: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", ["layer_{}", "hidden_{}", "{}"])
 def test_vectors_are_known_by_the_number_of_their_layer(name, tmp_path):
     arrays = layers_of(3, 5, 4)
-    expected = {layer: pytest.approx(of_pairs(array), abs=1e-6) for layer, array in enumerate(arrays)}
+    expected = {
+        layer: pytest.approx(of_pairs(array), abs=1e-6) for layer, array in enumerate(arrays)
+    }
     named = {name.format(layer): array for layer, array in enumerate(arrays)}
     assert cosines(named, [1] * 5) == expected
-    save_file({key: torch.from_numpy(array) for key, array in named.items()}, tmp_path / "vectors.safetensors")
+    save_file(
+        {key: torch.from_numpy(array) for key, array in named.items()},
+        tmp_path / "vectors.safetensors",
+    )
     np.save(tmp_path / "lengths.npy", [1] * 5)
     assert cosines(tmp_path) == expected
 
 
-@pytest.mark.parametrize("name", ["gpt2.h.0", "blocks.0", "layer_0_of_12", "step_100-layer_0", "keys_0", "layer0"])
+@pytest.mark.parametrize(
+    "name", ["gpt2.h.0", "blocks.0", "layer_0_of_12", "step_100-layer_0", "keys_0", "layer0"]
+)
 def test_names_are_not_guessed_at(name, tmp_path):
     (array,) = layers_of(1, 5, 4)
     np.save(tmp_path / f"{name}.npy", array)
@@ -444,12 +554,19 @@ def test_the_steps_of_generate_are_not_layers():
     model, tokenizer = tiny.build("llama")
     head = transformers.LlamaForCausalLM(model.config).eval()
     tiny.randomise(head)
-    asked = {"output_hidden_states": True, "return_dict_in_generate": True, "do_sample": False, "max_new_tokens": 4}
+    asked = {
+        "output_hidden_states": True,
+        "return_dict_in_generate": True,
+        "do_sample": False,
+        "max_new_tokens": 4,
+    }
     steps = head.generate(**tokenizer(tiny.TEXTS[0], return_tensors="pt"), **asked).hidden_states
     for vectors, lengths in ((steps, None), (steps, [1] * 3), (steps[1:], None), ([*steps], None)):
         with pytest.raises(AnalysisError, match="as the hidden_states of generate are"):
             measure_vectors(vectors, lengths, progress=False)
-    joined = {layer: torch.cat([step[layer] for step in steps], 1) for layer in range(len(steps[0]))}
+    joined = {
+        layer: torch.cat([step[layer] for step in steps], 1) for layer in range(len(steps[0]))
+    }
     for layer, cosine in cosines(joined).items():
         assert cosine == pytest.approx(of_pairs(joined[layer][0]), abs=1e-6)
 
@@ -458,11 +575,17 @@ def test_the_steps_of_generate_are_not_layers():
 def test_a_mask_says_where_padding_is(side):
     model, tokenizer = tiny.build("llama")
     tokenizer.pad_token = "</s>"
-    inputs = tokenizer([*tiny.TEXTS[:3], "Hi there"], return_tensors="pt", padding=True, padding_side=side)
+    inputs = tokenizer(
+        [*tiny.TEXTS[:3], "Hi there"], return_tensors="pt", padding=True, padding_side=side
+    )
     with torch.no_grad():
         hidden = model(**inputs, output_hidden_states=True).hidden_states
     expected = [of_pairs(layer[inputs["attention_mask"].bool()]) for layer in hidden]
-    for mask in (inputs["attention_mask"], inputs["attention_mask"].bool().numpy(), inputs["attention_mask"].tolist()):
+    for mask in (
+        inputs["attention_mask"],
+        inputs["attention_mask"].bool().numpy(),
+        inputs["attention_mask"].tolist(),
+    ):
         assert [*cosines(hidden, mask=mask).values()] == pytest.approx(expected, abs=1e-6)
     # In batches, each with a mask of its own.
     parts = [[layer[:1], layer[1:]] for layer in hidden]
@@ -473,7 +596,9 @@ def test_a_mask_says_where_padding_is(side):
 def test_a_mask_may_have_holes_and_changes_what_is_kept():
     (values,) = layers_of(1, 2, 5, 4)
     mask = np.array([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
-    assert cosines({0: values}, mask=mask)[0] == pytest.approx(of_pairs(values[mask == 1]), abs=1e-6)
+    assert cosines({0: values}, mask=mask)[0] == pytest.approx(
+        of_pairs(values[mask == 1]), abs=1e-6
+    )
     given = GivenVectors({0: values})
     digests = [[text.digest() for text in given.texts(mask=each)] for each in (mask, mask[:, ::-1])]
     assert digests[0] != digests[1]
@@ -504,13 +629,21 @@ def test_forms_of_other_libraries():
     expected = of_pairs(dense)
     sparse = torch.tensor(dense).to_sparse()
     forms = [sparse, sparse.to_sparse_csr(), sparse.requires_grad_(), sparse.detach().bfloat16()]
-    forms += [scipy.sparse.csr_matrix(dense), scipy.sparse.coo_array(dense), dense.astype(ml_dtypes.bfloat16)]
+    forms += [
+        scipy.sparse.csr_matrix(dense),
+        scipy.sparse.coo_array(dense),
+        dense.astype(ml_dtypes.bfloat16),
+    ]
     for form in forms:
         assert cosines({0: form}, [1] * 12)[0] == pytest.approx(expected, abs=1e-3)
         assert cosines([[form]])[0] == pytest.approx(expected, abs=1e-3)
     exact = torch.tensor(dense).bfloat16()
     rounded = cosines({0: dense.astype(ml_dtypes.bfloat16)}, [1] * 12)
-    assert rounded[0] == cosines({0: exact}, [1] * 12)[0] == pytest.approx(of_pairs(exact.float()), abs=1e-6)
+    assert (
+        rounded[0]
+        == cosines({0: exact}, [1] * 12)[0]
+        == pytest.approx(of_pairs(exact.float()), abs=1e-6)
+    )
     with pytest.raises(AnalysisError, match="is a masked array"):
         measure_vectors({0: np.ma.masked_greater(dense, 0.5)}, [1] * 12, progress=False)
 
@@ -522,9 +655,17 @@ def test_cosines_do_not_depend_on_the_scale(scale):
     plain = measure_vectors({0: values}, progress=False)
     scaled = measure_vectors({0: values * np.float32(scale)}, progress=False)
     of_all = values.reshape(-1, 8)
-    assert scaled["anisotropy"]["cosine"].item() == pytest.approx(of_pairs(of_all[of_all.any(1)]), abs=1e-6)
+    assert scaled["anisotropy"]["cosine"].item() == pytest.approx(
+        of_pairs(of_all[of_all.any(1)]), abs=1e-6
+    )
     assert scaled.report.zero_vectors == plain.report.zero_vectors == {"hidden 0": 1}
     for name in ("utterance_similarity", "cosine_by_dimension"):
-        found = (measure_vectors({0: values * np.float32(s)}, None, name, progress=False)[name] for s in (1, scale))
-        one, other = (table.select_dtypes("float").drop(columns=["ci_low", "ci_high"]).iloc[:, 0] for table in found)
+        found = (
+            measure_vectors({0: values * np.float32(s)}, None, name, progress=False)[name]
+            for s in (1, scale)
+        )
+        one, other = (
+            table.select_dtypes("float").drop(columns=["ci_low", "ci_high"]).iloc[:, 0]
+            for table in found
+        )
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)

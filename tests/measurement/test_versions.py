@@ -1,4 +1,6 @@
-"""What a measurement is known by: versions where it ships, texts of code and parameters where it is kept."""
+"""What a measurement is known by: versions where it ships, texts of code and parameters where it is
+kept.
+"""
 
 import linecache
 import textwrap
@@ -52,7 +54,9 @@ def in_notebook(code: str) -> type:
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
 def test_a_changed_cell_is_another_metric(old, new):
-    assert metric_identity(in_notebook(CODE.replace(old, new))(1)) != metric_identity(in_notebook(CODE)(1))
+    assert metric_identity(in_notebook(CODE.replace(old, new))(1)) != metric_identity(
+        in_notebook(CODE)(1)
+    )
     assert metric_identity(in_notebook(CODE)(1)) == metric_identity(in_notebook(CODE)(1))
 
 
@@ -60,7 +64,11 @@ def test_a_changed_cell_is_another_metric(old, new):
 def test_a_changed_file_is_another_metric(old, new, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     identities = []
-    for name, code in {"mine_before": CODE, "mine_after": CODE.replace(old, new), "mine_again": CODE}.items():
+    for name, code in {
+        "mine_before": CODE,
+        "mine_after": CODE.replace(old, new),
+        "mine_again": CODE,
+    }.items():
         (tmp_path / f"{name}.py").write_text(code)
         identities.append(metric_identity(__import__(name).Mine(1)))
     assert identities[0] != identities[1]
@@ -69,7 +77,13 @@ def test_a_changed_file_is_another_metric(old, new, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(1, 2), (np.arange(3), np.arange(3.0)), ({"a": 1}, {"a": 2}), ([1, 2], [2, 1]), ({1, 2}, {1, 3})],
+    [
+        (1, 2),
+        (np.arange(3), np.arange(3.0)),
+        ({"a": 1}, {"a": 2}),
+        ([1, 2], [2, 1]),
+        ({1, 2}, {1, 3}),
+    ],
 )
 def test_other_parameters_are_another_metric(one, other):
     kind = in_notebook(CODE)
@@ -80,7 +94,9 @@ def test_other_parameters_are_another_metric(one, other):
 def test_the_order_of_a_set_does_not_count():
     kind = in_notebook(CODE)
     assert metric_identity(kind({"a", "b", "c"})) == metric_identity(kind({"c", "b", "a"}))
-    assert metric_identity(metrics.Isotropy(["query", "key"])) == metric_identity(metrics.Isotropy(["key", "query"]))
+    assert metric_identity(metrics.Isotropy(["query", "key"])) == metric_identity(
+        metrics.Isotropy(["key", "query"])
+    )
 
 
 @pytest.mark.parametrize("parameter", [threading.Lock(), lambda x: x])

@@ -1,4 +1,6 @@
-"""How often intervals hold the truth in simulated corpora: of few texts, of unequal lengths, of clustered units."""
+"""How often intervals hold the truth in simulated corpora: of few texts, of unequal lengths, of
+clustered units.
+"""
 
 from collections.abc import Callable
 
@@ -26,7 +28,11 @@ def log_normal(rng: np.random.Generator, corpora: int, texts: int) -> tuple[np.n
     """Texts of 1 to 300 tokens; long ones are farther apart."""
     lengths = np.clip(rng.lognormal(1.6, 1, (corpora, texts)).astype(int) + 1, 1, 300)
     spread = 0.6 * (1 + 0.5 * (lengths > 8))
-    return lengths, spread[..., None] * rng.normal(size=(corpora, texts, DIM)), own_units(corpora, texts)
+    return (
+        lengths,
+        spread[..., None] * rng.normal(size=(corpora, texts, DIM)),
+        own_units(corpora, texts),
+    )
 
 
 def heavy_tails(rng: np.random.Generator, corpora: int, texts: int) -> tuple[np.ndarray, ...]:
@@ -57,8 +63,12 @@ def own_units(corpora: int, texts: int) -> np.ndarray:
 KINDS = (equal, log_normal, heavy_tails, pareto_units)
 
 
-def sums_of_texts(rng: np.random.Generator, lengths: np.ndarray, shared: np.ndarray) -> dict[str, np.ndarray]:
-    """Of tokens around what each text shares: the sums by text, of shape corpus x text (x dimension)."""
+def sums_of_texts(
+    rng: np.random.Generator, lengths: np.ndarray, shared: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Of tokens around what each text shares: the sums by text, of shape corpus x text (x
+    dimension).
+    """
     counts = lengths.ravel()
     around = np.eye(DIM)[0] + np.repeat(shared.reshape(-1, DIM), counts, axis=0)
     vectors = around + 0.7 * rng.normal(size=around.shape)
@@ -66,7 +76,9 @@ def sums_of_texts(rng: np.random.Generator, lengths: np.ndarray, shared: np.ndar
     starts = np.concatenate([[0], counts.cumsum()[:-1]])
     of_tokens = {"units": vectors / norms[:, None], "vectors": vectors, "norms": norms}
     sums = {name: np.add.reduceat(values, starts, axis=0) for name, values in of_tokens.items()}
-    return {name: values.reshape(*lengths.shape, *values.shape[1:]) for name, values in sums.items()}
+    return {
+        name: values.reshape(*lengths.shape, *values.shape[1:]) for name, values in sums.items()
+    }
 
 
 def anisotropy(sums: dict[str, np.ndarray]) -> np.ndarray:
@@ -93,7 +105,9 @@ def intervals_of(kind: Callable, texts: int) -> dict[str, tuple[np.ndarray, ...]
     """By statistic, of many corpora: the values, and the ends of the library's intervals."""
     rng = np.random.default_rng(texts)
     lengths, shared, units = kind(rng, DRAWN // texts, texts)
-    groups = np.array([Corpus("drawn", range(texts), units=row.tolist()).groups(GROUPS) for row in units])
+    groups = np.array(
+        [Corpus("drawn", range(texts), units=row.tolist()).groups(GROUPS) for row in units]
+    )
     sums = sums_of_texts(rng, lengths, shared) | {"tokens": lengths.astype(float)}
     whole = {name: values.sum(axis=1) for name, values in sums.items()}
     left_out, absent = [], []
@@ -108,12 +122,16 @@ def intervals_of(kind: Callable, texts: int) -> dict[str, tuple[np.ndarray, ...]
     found = {}
     for name, statistic in STATISTICS.items():
         values = statistic(whole)
-        rest = (np.ma.array(statistic(part), mask=none) for part, none in zip(left_out, absent, strict=True))
+        rest = (
+            np.ma.array(statistic(part), mask=none)
+            for part, none in zip(left_out, absent, strict=True)
+        )
         found[name] = values, *jackknife_interval(values, rest)
     return found
 
 
-# At least so often the truth is held: by kind, of anisotropy and of drift, for 20, 60 and 200 texts.
+# At least so often the truth is held: by kind, of anisotropy and of drift, for 20, 60 and 200
+# texts.
 LEAST = {
     equal: ((0.93, 0.91, 0.88), (0.92, 0.90, 0.86)),
     log_normal: ((0.91, 0.91, 0.88), (0.85, 0.88, 0.88)),
@@ -126,7 +144,9 @@ LEAST = {
 def test_intervals_of_few_texts_hold_the_truth(kind):
     truth = truth_of(kind)
     for place, texts in enumerate((20, 60, 200)):
-        for (name, found), least in zip(intervals_of(kind, texts).items(), LEAST[kind], strict=True):
+        for (name, found), least in zip(
+            intervals_of(kind, texts).items(), LEAST[kind], strict=True
+        ):
             values, low, high = found
             known = np.isfinite(low)  # A corpus of one unit has none.
             assert known.mean() > 0.96
@@ -147,8 +167,12 @@ def test_intervals_around_the_numbers_themselves_would_lie_too_high(kind):
         assert above < 0.8 * otherwise
 
 
-def jackknifed(values: np.ndarray, statistic: Callable, smooth: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """The intervals of a statistic of texts, of shape corpus x text (x ...), one text or more in each group."""
+def jackknifed(
+    values: np.ndarray, statistic: Callable, smooth: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """The intervals of a statistic of texts, of shape corpus x text (x ...), one text or more in
+    each group.
+    """
     groups = np.arange(values.shape[1]) * GROUPS // values.shape[1]
     left_out = [statistic(values[:, groups != group]) for group in range(GROUPS)]
     return jackknife_interval(statistic(values), left_out, smooth)
@@ -160,7 +184,9 @@ def held(ends: tuple[np.ndarray, np.ndarray], truth: float) -> float:
 
 @pytest.mark.parametrize("texts", [20, 60])
 def test_statistics_with_a_kink_are_not_harmed(texts):
-    """Without a bound on it, the correction would leave .84 for a size at zero, and .87 for a largest of six."""
+    """Without a bound on it, the correction would leave .84 for a size at zero, and .87 for a
+    largest of six.
+    """
     rng = np.random.default_rng(texts)
     values = rng.normal(size=(2000, texts))
     assert held(jackknifed(values, lambda v: np.abs(v.mean(1))), 0.0) > 0.93
@@ -170,7 +196,9 @@ def test_statistics_with_a_kink_are_not_harmed(texts):
 
 
 def test_statistics_that_jump_stay_in_the_middle_of_their_intervals():
-    """A rank correlation over layers is 1 in truth; the correction would take it from there in a quarter of corpora."""
+    """A rank correlation over layers is 1 in truth; the correction would take it from there in a
+    quarter of corpora.
+    """
     rng = np.random.default_rng(0)
     values = 2 * rng.normal(size=(1000, 60, 8)) + np.linspace(0, 1, 8)
 
@@ -192,7 +220,9 @@ def test_means_are_their_own_centres():
 
 
 def test_the_centre_has_no_bias_and_the_width_stays():
-    """Of the variance with n below it, whose bias is known: the centre has n - 1, and the width is of the jackknife."""
+    """Of the variance with n below it, whose bias is known: the centre has n - 1, and the width is
+    of the jackknife.
+    """
     values = np.random.default_rng(0).normal(size=(1, GROUPS))
     low, high = jackknifed(values, lambda v: v.var(1))
     assert (low + high) / 2 == pytest.approx(values.var(1, ddof=1))

@@ -29,7 +29,9 @@ def test_the_interval_is_that_of_student_for_a_mean():
     low, high = jackknife_interval(np.array(values.mean()), left_out)
     # Student's t with 19 degrees of freedom, from a printed table.
     reach = 2.093 * values.std(ddof=1) / math.sqrt(20)
-    assert (float(low), float(high)) == pytest.approx((values.mean() - reach, values.mean() + reach), abs=1e-3)
+    assert (float(low), float(high)) == pytest.approx(
+        (values.mean() - reach, values.mean() + reach), abs=1e-3
+    )
 
 
 def test_one_draw_has_no_interval():
@@ -99,14 +101,19 @@ def test_the_p_value_says_what_an_interval_does_that_is_not_around_its_number(bi
         assert (found.p(bound) > 0.05) == (found.ci_low < bound < found.ci_high)
     # As that of Student's law around the centre.
     error = reach / scipy.stats.t.ppf(0.975, 19)
-    assert found.p(bound) == pytest.approx(2 * scipy.stats.t.sf(abs(bound - found.centre) / error, 19), rel=1e-6)
-    # The same number with the other sign, and one whose interval is cut at a limit, are no less sure.
+    assert found.p(bound) == pytest.approx(
+        2 * scipy.stats.t.sf(abs(bound - found.centre) / error, 19), rel=1e-6
+    )
+    # The same number with the other sign, and one whose interval is cut at a limit, are no less
+    # sure.
     assert (-found).p(-bound) == pytest.approx(found.p(bound))
     for cut in (found.within(1.0, 9.0), found.within(-9.0, 1.0)):
         assert cut.p(bound) == pytest.approx(found.p(bound))
     wider = found.wider(10)
     assert (wider.ci_low + wider.ci_high) / 2 == pytest.approx(found.centre)
-    assert (wider.ci_high - wider.ci_low) / 2 == pytest.approx(scipy.stats.t.ppf(0.9975, 19) * error)
+    assert (wider.ci_high - wider.ci_low) / 2 == pytest.approx(
+        scipy.stats.t.ppf(0.9975, 19) * error
+    )
 
 
 def test_seeds_whose_intervals_are_not_around_their_numbers_have_the_mean_of_the_centres():
@@ -120,7 +127,9 @@ def test_seeds_whose_intervals_are_not_around_their_numbers_have_the_mean_of_the
 @pytest.mark.parametrize(("r", "items"), [(0.96, 7), (-0.5, 30), (0.1, 13)])
 def test_the_p_value_of_a_correlation_is_on_the_scale_of_fisher(r, items):
     found = correlation(r, items)
-    assert found.p(0.0) == pytest.approx(2 * scipy.stats.norm.sf(abs(math.atanh(r)) * math.sqrt(items - 3)), rel=1e-6)
+    assert found.p(0.0) == pytest.approx(
+        2 * scipy.stats.norm.sf(abs(math.atanh(r)) * math.sqrt(items - 3)), rel=1e-6
+    )
     wanted = scipy.stats.norm.interval(0.95, math.atanh(r), 1 / math.sqrt(items - 3))
     assert found.row[1:] == pytest.approx([*map(math.tanh, wanted)], rel=1e-6)
 
@@ -128,7 +137,9 @@ def test_the_p_value_of_a_correlation_is_on_the_scale_of_fisher(r, items):
 def test_a_perfect_order_counts_as_the_next_one_below_it():
     perfect, next_to_it = correlation(1.0, 7, rank=True), 1 - 12 / (7**3 - 7)
     # The variance is that of a correlation of 1, the place that of the next order.
-    assert math.atanh(perfect.ci_low) + math.atanh(perfect.ci_high) == pytest.approx(2 * math.atanh(next_to_it))
+    assert math.atanh(perfect.ci_low) + math.atanh(perfect.ci_high) == pytest.approx(
+        2 * math.atanh(next_to_it)
+    )
     assert 0 < perfect.p(0.0) < 0.01
     assert np.isnan(correlation(0.9, 3).row[1:]).all()
 
@@ -143,11 +154,15 @@ def test_holm_is_what_its_steps_say(p_values):
 
 
 def test_seeds_and_texts_both_widen_an_interval():
-    """A thousand draws of five seeds on one sample of texts: the joint interval covers the truth in about 95 %."""
+    """A thousand draws of five seeds on one sample of texts: the joint interval covers the truth in
+    about 95 %.
+    """
     random, inside = np.random.default_rng(0), 0
     for _ in range(1000):
         values = random.normal(0, 0.3) + random.normal(0, 0.3, 5)
-        found = seed_and_unit_interval([Estimate(value, value - 0.588, value + 0.588) for value in values])
+        found = seed_and_unit_interval(
+            [Estimate(value, value - 0.588, value + 0.588) for value in values]
+        )
         inside += found.ci_low <= 0 <= found.ci_high
     assert 0.94 < inside / 1000 < 0.995
 

@@ -1,4 +1,6 @@
-"""What isotropic looks like: the law of the cosine in d dimensions, and the distance of a cloud from it."""
+"""What isotropic looks like: the law of the cosine in d dimensions, and the distance of a cloud
+from it.
+"""
 
 import copy
 import math
@@ -37,7 +39,9 @@ def test_the_density_integrates_to_one_and_to_the_percentile(dimensions):
     reach = min(1, 20 / math.sqrt(dimensions))
 
     def mass(low: float, high: float, power: int = 0) -> float:
-        return integrate.quad(lambda c: c**power * density(c, dimensions), low, high, epsabs=1e-13, limit=200)[0]
+        return integrate.quad(
+            lambda c: c**power * density(c, dimensions), low, high, epsabs=1e-13, limit=200
+        )[0]
 
     assert mass(-reach, 0) + mass(0, reach) == pytest.approx(1, abs=1e-8)
     assert dimensions * 2 * mass(0, reach, power=2) == pytest.approx(1, abs=1e-8)
@@ -60,7 +64,9 @@ def test_the_density_by_hand():
 def test_the_density_is_that_of_drawn_directions():
     rng = np.random.default_rng(0)
     first, second = rng.normal(size=(2, 20_000, 12))
-    cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
+    cosines = (
+        (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
+    )
     grid = np.linspace(-1, 1, 2001)
     cumulated = integrate.cumulative_simpson(density(grid, 12), x=grid, initial=0)
     assert stats.kstest(cosines, lambda c: np.interp(c, grid, cumulated)).pvalue > 0.01
@@ -86,7 +92,8 @@ def isotropy_of(*utterances: np.ndarray, **options) -> dict[str, float]:
         ([[2, 0], [0, 3]], 0, 0, 0),
         # One line, there and back: no direction on average, but a single one.
         ([[2, 0], [-1, 0], [3, 0], [-4, 0]], -1 / 3, 1, 0),
-        # A cross: of six pairs, the two along an arm have a cosine of -1. Both variances are the same.
+        # A cross: of six pairs, the two along an arm have a cosine of -1. Both variances are the
+        # same.
         ([[1, 0], [-1, 0], [0, 1], [0, -1]], -1 / 3, 1 / 3, 1),
         # The same cross, one arm twice as long: cosines do not see it. Variances 4 : 1, P = 25/17.
         ([[2, 0], [-2, 0], [0, 1], [0, -1]], -1 / 3, 1 / 3, 25 / 17 - 1),
@@ -112,7 +119,9 @@ def test_a_zero_vector_has_no_direction_and_is_a_point_of_the_cloud():
 
 
 def dimensions_in_use(table: pd.DataFrame) -> pd.Series:
-    """What the page makes of the IsoScore of an ``isotropy`` table: dimensions seen from the mean."""
+    """What the page makes of the IsoScore of an ``isotropy`` table: dimensions seen from the
+    mean.
+    """
     drawn = {"isotropy": table, "sns": MagicMock(), "figures": MagicMock()}
     return run_cells("anisotropy/isotropy", "used = 1 + ", **drawn)["clouds"]["used"]
 
@@ -122,7 +131,9 @@ def test_dimensions_in_use_are_the_participation_ratio_around_the_mean():
     for cloud in (round_cloud + 5, round_cloud * [10, 1, 0.1, 0.1]):
         variances = np.linalg.eigvalsh(np.cov(cloud.T))
         expected = variances.sum() ** 2 / (variances**2).sum()
-        assert dimensions_in_use(pd.DataFrame([isotropy_of(cloud)]))[0] == pytest.approx(expected, rel=1e-6)
+        assert dimensions_in_use(pd.DataFrame([isotropy_of(cloud)]))[0] == pytest.approx(
+            expected, rel=1e-6
+        )
     table = pd.DataFrame({"isoscore": [0.9, 0.5, 0.1], "dimensions": 11})
     assert dimensions_in_use(table).tolist() == pytest.approx([10, 6, 2])
 
@@ -134,7 +145,9 @@ def test_vectors_that_are_all_the_same_have_no_isoscore():
 
 
 def published_isoscore(points: np.ndarray) -> float:
-    """IsoScore step by step (Rudman et al. 2022, sec. 4), with scikit-learn's principal components."""
+    """IsoScore step by step (Rudman et al. 2022, sec. 4), with scikit-learn's principal
+    components.
+    """
     n = points.shape[1]
     variances = np.zeros(n)
     found = PCA().fit(points).explained_variance_
@@ -176,7 +189,9 @@ def test_one_pass_is_the_double_loop_however_far_the_cloud_has_drifted(drift, pr
     cloud = values.double().numpy()  # What the metric sees; the rest is float64.
     padded = activations_of([cloud[:25], cloud[25:26], cloud[26:]])
     space = padded.spaces["hidden"]
-    activations = replace(padded, spaces={"hidden": Vectors(space.values.to(precision), space.tokens)})
+    activations = replace(
+        padded, spaces={"hidden": Vectors(space.values.to(precision), space.tokens)}
+    )
     row = accumulated(metrics.Isotropy(), activations).table().iloc[0]
     cosine, square = naive(cloud)
     assert row["deviations"] == pytest.approx(cosine * math.sqrt(24), rel=1e-5)
@@ -225,7 +240,8 @@ def test_a_normal_cloud_uses_all_its_dimensions_and_a_drifted_one_does_not(dim):
     # The norms do not matter to the cosines.
     stretched = isotropy_of(cloud * rng.exponential(size=(4000, 1)))
     assert stretched["mean_square_cosine"] == pytest.approx(row["mean_square_cosine"])
-    # Far from the origin the cone is narrow and the cloud still round: cosines and IsoScore disagree.
+    # Far from the origin the cone is narrow and the cloud still round: cosines and IsoScore
+    # disagree.
     drifted = isotropy_of(cloud + 20 * math.sqrt(dim) * np.eye(dim)[0])
     assert drifted["deviations"] == pytest.approx(math.sqrt(dim), rel=0.01)
     assert drifted["effective_dimension"] == pytest.approx(1, rel=0.01)
@@ -257,7 +273,10 @@ def test_merging_is_one_pass(utterances):
     first = accumulated(metrics.Isotropy(), activations_of(utterances[:11], groups=groups[:11]))
     before = copy.deepcopy(first.arrays())
     merged = whole.fresh()
-    for part in (first, accumulated(metrics.Isotropy(), activations_of(utterances[11:], groups=groups[11:]))):
+    for part in (
+        first,
+        accumulated(metrics.Isotropy(), activations_of(utterances[11:], groups=groups[11:])),
+    ):
         merged.merge(part)
     assert merged.table().round(10).equals(whole.table().round(10))
     after = first.arrays()
@@ -281,7 +300,16 @@ def test_columns_and_rows():
     metric = metrics.Isotropy(("key", "hidden"))
     table = accumulated(metric.fresh(), activations).table()
     assert table.columns.tolist() == [
-        *("space", "layer", "head", "dimensions", "deviations", "ci_low", "ci_high", "mean_square_cosine"),
+        *(
+            "space",
+            "layer",
+            "head",
+            "dimensions",
+            "deviations",
+            "ci_low",
+            "ci_high",
+            "mean_square_cosine",
+        ),
         *("effective_dimension", "isoscore", "tokens"),
     ]
     assert table["space"].tolist() == ["hidden", "key", "key"]
@@ -299,21 +327,28 @@ def test_a_model_is_measured_in_shards_that_can_be_kept(minilm, sentences, tmp_p
     assert table["isoscore"].between(0, 1).all()
     monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 20)
     for _ in ("measured", "read again"):
-        again = measure(minilm, corpus, "isotropy", checkpoints=tmp_path, progress=False)["isotropy"]
+        again = measure(minilm, corpus, "isotropy", checkpoints=tmp_path, progress=False)[
+            "isotropy"
+        ]
         # Utterances are batched with others now, in float32.
         pd.testing.assert_frame_equal(again, table, rtol=1e-4)
 
 
 def test_all_leaves_it_out_and_its_name_calls_it():
     assert "isotropy" not in [metric.name for metric in metrics.resolve("all")]
-    assert [metric.name for metric in metrics.resolve("isotropy,anisotropy")] == ["isotropy", "anisotropy"]
+    assert [metric.name for metric in metrics.resolve("isotropy,anisotropy")] == [
+        "isotropy",
+        "anisotropy",
+    ]
     with pytest.raises(AnalysisError, match="did you mean query"):
         metrics.Isotropy(("queries",))
 
 
 def test_a_statistic_over_it_is_told_to_use_its_interval(utterances):
     activations = activations_of(utterances, groups=[i % GROUPS for i in range(30)])
-    metric, other = (accumulated(kind(), activations) for kind in (metrics.Isotropy, metrics.Anisotropy))
+    metric, other = (
+        accumulated(kind(), activations) for kind in (metrics.Isotropy, metrics.Anisotropy)
+    )
     report = Report()
     report.add(replace(activations, layer=0))
     tables = Tables([metric, other], report, {})

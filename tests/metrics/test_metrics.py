@@ -51,11 +51,15 @@ EAST, NORTH, WEST = np.array([2.0, 0.0]), np.array([0.0, 3.0]), np.array([-1.0, 
 def test_anisotropy_by_hand(vectors, cosine):
     assert anisotropy_of(np.array(vectors)) == pytest.approx(cosine, abs=1e-15)
     # Every pair of the corpus counts, not only those within an utterance.
-    assert anisotropy_of(np.array(vectors[:1]), np.array(vectors[1:])) == pytest.approx(cosine, abs=1e-15)
+    assert anisotropy_of(np.array(vectors[:1]), np.array(vectors[1:])) == pytest.approx(
+        cosine, abs=1e-15
+    )
 
 
 def test_mean_vector_by_hand():
-    table = accumulated(metrics.MeanVector(), activations_of([np.array([EAST, NORTH]), np.array([WEST])])).table()
+    table = accumulated(
+        metrics.MeanVector(), activations_of([np.array([EAST, NORTH]), np.array([WEST])])
+    ).table()
     assert table["mean_norm"].item() == pytest.approx(2)
     assert table["norm_of_mean"].item() == pytest.approx(math.hypot(1, 3) / 3)
     assert list(table.columns) == ["space", "layer", "head", "norm_of_mean", "mean_norm"]
@@ -92,7 +96,10 @@ def test_dimension_means_by_hand():
     types = [[CLS, OTHER, SEP], [CLS, SEP]]
     utterances = [np.array([[1.0, 2], [3, 4], [5, 6]]), np.array([[3.0, 2], [7, 8]])]
     table = accumulated(metrics.DimensionMeans(), activations_of(utterances, types=types)).table()
-    found = {kind: rows.sort_values("dimension")["mean"].tolist() for kind, rows in table.groupby("token_type")}
+    found = {
+        kind: rows.sort_values("dimension")["mean"].tolist()
+        for kind, rows in table.groupby("token_type")
+    }
     assert found == {"all": [3.8, 4.4], "cls": [2, 2], "other": [3, 4], "sep": [6, 7]}
 
 
@@ -102,7 +109,9 @@ def attention_of(weights: torch.Tensor, tokens: Tokens, causal: bool = False) ->
     block = Block(part, len(weights), weights[None, None])
     entropy = torch.special.entr(weights).sum(-1)[None, None]
     mass = weights[None, None] @ tokens.type_masks.double().mT.unsqueeze(1)
-    attention = AttentionWeights(Visibility(tokens, tokens, causal), 1, lambda: [block], entropy, mass)
+    attention = AttentionWeights(
+        Visibility(tokens, tokens, causal), 1, lambda: [block], entropy, mass
+    )
     return Activations(1, "blocks", "layer.0", tokens, attention=attention)
 
 
@@ -138,7 +147,9 @@ def test_keys_that_are_other_tokens_have_no_distance():
 
 def test_rows_that_see_fewer_keys_are_held_to_their_own_number():
     """Causal attention, spread evenly: every row that has a choice is at its largest entropy."""
-    weights = torch.tensor([[1.0, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64)
+    weights = torch.tensor(
+        [[1.0, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64
+    )
     activations = attention_of(weights, tokens_of([[CLS, OTHER, OTHER]]), causal=True)
     row = accumulated(metrics.AttentionEntropy(), activations).table().iloc[0]
     assert row["entropy_nats"] == pytest.approx((math.log(2) + math.log(3)) / 3)
@@ -159,12 +170,26 @@ def test_a_row_of_one_key_has_no_normalised_entropy():
 
 
 def scores_of(query, inputs, weight, bias=None, types=None, causal: bool = False) -> ScoreSums:
-    """The scores of one utterance: query heads x queries x d', inputs keys x dim, weight heads x d' x dim."""
-    query, inputs, weight = (torch.as_tensor(part, dtype=torch.float64) for part in (query, inputs, weight))
+    """The scores of one utterance: query heads x queries x d', inputs keys x dim, weight heads x d'
+    x dim.
+    """
+    query, inputs, weight = (
+        torch.as_tensor(part, dtype=torch.float64) for part in (query, inputs, weight)
+    )
     bias = None if bias is None else torch.as_tensor(bias, dtype=torch.float64)
     queries = tokens_of([[OTHER] * query.shape[1]])
-    keys = queries if types is None and len(inputs) == query.shape[1] else tokens_of([types or [OTHER] * len(inputs)])
-    return ScoreSums(query[None], Vectors(inputs[None, None], keys), weight, bias, Visibility(queries, keys, causal))
+    keys = (
+        queries
+        if types is None and len(inputs) == query.shape[1]
+        else tokens_of([types or [OTHER] * len(inputs)])
+    )
+    return ScoreSums(
+        query[None],
+        Vectors(inputs[None, None], keys),
+        weight,
+        bias,
+        Visibility(queries, keys, causal),
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -173,11 +198,17 @@ def test_what_scores_are_made_of_by_hand(causal):
     scores = scores_of([[[1], [2]]], [[1, 0], [2, 3]], [[[1, -1]]], [[0.5]], [CLS, OTHER], causal)
     activations = Activations(1, "blocks", "layer.0", scores.visibility.queries, scores=scores)
     table = accumulated(metrics.ScoreContributions(), activations).table()
-    found = {kind: rows["contribution"].tolist() for kind, rows in table.groupby("key_type", observed=True)}
+    found = {
+        kind: rows["contribution"].tolist()
+        for kind, rows in table.groupby("key_type", observed=True)
+    }
     pairs = table.groupby("key_type", observed=True)["pairs"].first().to_dict()
     terms = accumulated(metrics.ScoreTerms(), activations).table()
     assert terms["pairs"].tolist() == [pairs[kind] for kind in terms["key_type"]]
-    by_term = {term: dict(zip(t["key_type"], t["contribution"], strict=True)) for term, t in terms.groupby("term")}
+    by_term = {
+        term: dict(zip(t["key_type"], t["contribution"], strict=True))
+        for term, t in terms.groupby("term")
+    }
     if causal:
         # The first query does not see the second key.
         assert pairs == {"all": 3, "cls": 2, "other": 1}
@@ -235,7 +266,9 @@ def test_anisotropy_does_not_change_under_rotation_and_scaling(seed, tokens, dim
     vectors = rng.normal(size=(tokens, dim)) + rng.normal(size=dim)
     rotation, _ = np.linalg.qr(rng.normal(size=(dim, dim)))
     scales = rng.uniform(1e-3, 1e3, size=(tokens, 1))
-    assert anisotropy_of(vectors @ rotation * scales) == pytest.approx(anisotropy_of(vectors), abs=1e-12)
+    assert anisotropy_of(vectors @ rotation * scales) == pytest.approx(
+        anisotropy_of(vectors), abs=1e-12
+    )
 
 
 @repeatable
@@ -250,12 +283,16 @@ def test_anisotropy_lies_between_its_bounds(seed, tokens, dim, drift):
 def test_the_lower_bound_is_reached_by_a_regular_polygon(tokens):
     angles = 2 * np.pi * np.arange(tokens) / tokens
     vectors = np.stack([np.cos(angles), np.sin(angles)], 1)
-    assert mean_pair_cosine(vectors.sum(0)[None], np.array([float(tokens)]))[0] == pytest.approx(-1 / (tokens - 1))
+    assert mean_pair_cosine(vectors.sum(0)[None], np.array([float(tokens)]))[0] == pytest.approx(
+        -1 / (tokens - 1)
+    )
 
 
 @pytest.mark.parametrize("degrees", [5, 30, 60, 85])
 def test_a_cone_of_known_angle(degrees):
-    """Vectors at an angle to an axis, in symmetric pairs around it: the cosine tends to the square of the angle's."""
+    """Vectors at an angle to an axis, in symmetric pairs around it: the cosine tends to the square
+    of the angle's.
+    """
     rng = np.random.default_rng(degrees)
     around = rng.normal(size=(500, 15))
     around /= np.linalg.norm(around, axis=1, keepdims=True)
@@ -264,7 +301,9 @@ def test_a_cone_of_known_angle(degrees):
     cone = np.concatenate([np.full((1000, 1), math.cos(angle)), math.sin(angle) * around], axis=1)
     # Exactly, for the pairs of distinct vectors: (N cos² − 1) / (N − 1).
     expected = (1000 * math.cos(angle) ** 2 - 1) / 999
-    assert anisotropy_of(cone * rng.uniform(0.1, 10, (1000, 1))) == pytest.approx(expected, abs=1e-12)
+    assert anisotropy_of(cone * rng.uniform(0.1, 10, (1000, 1))) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 @repeatable
@@ -287,7 +326,9 @@ def test_zscores_average_zero_with_unit_variance(seed, dim):
 
 @repeatable
 @given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 8))
-def test_contributions_of_a_pair_add_up_to_its_score_less_the_key_bias(seed, heads, head_dim, width):
+def test_contributions_of_a_pair_add_up_to_its_score_less_the_key_bias(
+    seed, heads, head_dim, width
+):
     rng = np.random.default_rng(seed)
     query, x = rng.normal(size=(heads, 1, head_dim)), rng.normal(size=(1, width))
     projection, bias = rng.normal(size=(heads, head_dim, width)), rng.normal(size=(heads, head_dim))
@@ -304,7 +345,11 @@ def test_contributions_of_a_pair_add_up_to_its_score_less_the_key_bias(seed, hea
 @given(seeds, st.integers(1, 6), st.integers(1, 6))
 def test_summed_contributions_are_the_sum_over_pairs(seed, queries, keys):
     rng = np.random.default_rng(seed)
-    q, x, projection = rng.normal(size=(queries, 3)), rng.normal(size=(keys, 4)), rng.normal(size=(3, 4))
+    q, x, projection = (
+        rng.normal(size=(queries, 3)),
+        rng.normal(size=(keys, 4)),
+        rng.normal(size=(3, 4)),
+    )
     expected = sum((q[m] @ projection) * x[n] for m in range(queries) for n in range(keys))
     scores = scores_of(q[None], x, projection[None])
     found = scores.visibility.keys.of_types(scores.contributions)
@@ -322,12 +367,16 @@ def model() -> LoadedModel:
 
 
 # Predicting tokens takes a model that does; what an intervention changes takes one.
-OF_ANY_MODEL = [name for name in metrics.METRICS if not name.endswith(("_token_loss", "output_change"))]
+OF_ANY_MODEL = [
+    name for name in metrics.METRICS if not name.endswith(("_token_loss", "output_change"))
+]
 
 
 @dataclass
 class Passes:
-    """The accumulators of the same model on a corpus and on its parts (whose texts keep their jackknife groups)."""
+    """The accumulators of the same model on a corpus and on its parts (whose texts keep their
+    jackknife groups).
+    """
 
     whole: dict[str, metrics.Metric]
     parts: list[dict[str, metrics.Metric]]
@@ -338,7 +387,8 @@ def passes(model) -> Passes:
     texts = [f"{text} {again}" for text in TEXTS for again in TEXTS[:5]]
 
     def accumulate(chosen: list[str]) -> dict[str, metrics.Metric]:
-        # Twenty units, and multiples of as many texts, so that the same texts fall into the same groups.
+        # Twenty units, and multiples of as many texts, so that the same texts fall into the same
+        # groups.
         corpus = Corpus("part", chosen, units=[str(i % GROUPS) for i in range(len(chosen))])
         return measure(model, corpus, OF_ANY_MODEL, progress=False)._parts
 
@@ -395,7 +445,9 @@ class Misshapen(metrics.Metric):
 
 
 def test_columns_of_another_shape_than_the_axes_are_one_clear_line(model):
-    with pytest.raises(AnalysisError, match=r"misshapen: .*'norm': \(1, 1\).* let rows give arrays of replicate"):
+    with pytest.raises(
+        AnalysisError, match=r"misshapen: .*'norm': \(1, 1\).* let rows give arrays of replicate"
+    ):
         measure(model, list(TEXTS), [Misshapen()], progress=False)["misshapen"]
 
 
@@ -417,7 +469,9 @@ def test_every_common_metric_has_a_reference():
 
 def test_intervals_are_those_of_the_tables_without_a_group(passes):
     # The second moments of isotropy are not kept by group.
-    with_interval = [name for name, metric in passes.whole.items() if metric.interval and name != "isotropy"]
+    with_interval = [
+        name for name, metric in passes.whole.items() if metric.interval and name != "isotropy"
+    ]
     assert len(with_interval) > 5
     for metric in (passes.whole[name] for name in with_interval):
         table, interval, counts, left_out = metric.table(), metric.interval, metric.counts, []
@@ -427,7 +481,9 @@ def test_intervals_are_those_of_the_tables_without_a_group(passes):
             left_out.append(np.ma.array(part[interval].to_numpy(), mask=no_part))
         ends = jackknife_interval(table[interval].to_numpy(), left_out, metric.smooth)
         for name, end in zip(("ci_low", "ci_high"), ends, strict=True):
-            assert np.array_equal(table[name], end.clip(*(metric.limits or (None, None))), equal_nan=True)
+            assert np.array_equal(
+                table[name], end.clip(*(metric.limits or (None, None))), equal_nan=True
+            )
 
 
 def test_merging_is_associative_and_leaves_the_other_alone(passes):
@@ -471,10 +527,14 @@ def test_masses_sum_to_one_and_entropies_lie_between_their_bounds(model, special
 
 
 def test_contributions_add_up_over_key_types(model):
-    table = measure(model, Corpus("texts", TEXTS), "score_contributions", progress=False)["score_contributions"]
+    table = measure(model, Corpus("texts", TEXTS), "score_contributions", progress=False)[
+        "score_contributions"
+    ]
     by_type = table[table["key_type"] != "all"]
     keys = ["layer", "head", "dimension"]
-    total = (by_type["contribution"] * by_type["pairs"]).groupby([by_type[key] for key in keys]).sum()
+    total = (
+        (by_type["contribution"] * by_type["pairs"]).groupby([by_type[key] for key in keys]).sum()
+    )
     everything = table[table["key_type"] == "all"].set_index(keys)
     np.testing.assert_allclose(total, everything["contribution"] * everything["pairs"], atol=1e-9)
     lengths = [len(ids) for ids in model.tokenizer(list(TEXTS))["input_ids"]]
@@ -485,7 +545,9 @@ def test_contributions_add_up_over_key_types(model):
 def test_terms_that_meet_the_content_of_keys_are_the_sum_of_the_contributions(architecture):
     corpus = Corpus("items", items(architecture), kind=kind(architecture))
     if corpus.kind == "image":
-        corpus = Corpus("items", [ArrayImage(np.asarray(image)) for image in corpus.items], kind="image")
+        corpus = Corpus(
+            "items", [ArrayImage(np.asarray(image)) for image in corpus.items], kind="image"
+        )
     transformer, reads = build(architecture)
     loaded = LoadedModel("tiny", "seed 0", transformer.double(), reads)
     tables = measure(loaded, corpus, "score_contributions,score_terms", progress=False)
@@ -493,7 +555,9 @@ def test_terms_that_meet_the_content_of_keys_are_the_sum_of_the_contributions(ar
     contributions = tables["score_contributions"].groupby(keys)
     terms = tables["score_terms"]
     content = terms[terms["term"].isin(["content", "position_query"])].groupby(keys)
-    pd.testing.assert_series_equal(contributions["contribution"].sum(), content["contribution"].sum(), rtol=1e-9)
+    pd.testing.assert_series_equal(
+        contributions["contribution"].sum(), content["contribution"].sum(), rtol=1e-9
+    )
     pd.testing.assert_series_equal(contributions["pairs"].first(), content["pairs"].first())
     present = {
         "bert": {"content", "key_bias"},
@@ -507,18 +571,24 @@ def test_terms_that_meet_the_content_of_keys_are_the_sum_of_the_contributions(ar
 
 
 def test_a_planted_rogue_dimension_is_found():
-    """A large bias in one dimension of the embeddings' LayerNorm is an outlier of the embedding output, and only it."""
+    """A large bias in one dimension of the embeddings' LayerNorm is an outlier of the embedding
+    output, and only it.
+    """
     transformer, words = build("bert", hidden_size=48, initializer_range=0.02)
     with torch.no_grad():
         transformer.embeddings.LayerNorm.bias.zero_()
         transformer.embeddings.LayerNorm.bias[31] = -40
     model = LoadedModel("rogue", "seed 0", transformer, words)
-    tables = measure(model, Corpus("texts", TEXTS), "outlier_dimensions,dimension_means", progress=False)
+    tables = measure(
+        model, Corpus("texts", TEXTS), "outlier_dimensions,dimension_means", progress=False
+    )
     found = tables["outlier_dimensions"]
     embedding = found[found["layer"] == 0]
     assert embedding["dimension"].tolist() == [31]
     assert embedding["mean"].item() == pytest.approx(-40, abs=3)
-    means = tables["dimension_means"].query("layer == 0 and token_type == 'all' and dimension == 31")
+    means = tables["dimension_means"].query(
+        "layer == 0 and token_type == 'all' and dimension == 31"
+    )
     assert means["mean"].item() == pytest.approx(embedding["mean"].item())
 
 
@@ -539,11 +609,17 @@ def test_silence_counts_as_no_vector(metric):
     """As if it were not there, wherever it lies."""
     rng = np.random.default_rng(0)
     spoken = [rng.normal(size=(n, 20)) + np.eye(20)[3] * 9 for n in (4, 2)]
-    activations = activations_of([np.concatenate([part, rng.normal(size=(5, 20))]) for part in spoken])
+    activations = activations_of(
+        [np.concatenate([part, rng.normal(size=(5, 20))]) for part in spoken]
+    )
     silent = torch.arange(9) >= torch.tensor([[4], [2]])
     tokens = replace(activations.tokens, silent=silent)
-    activations = replace(activations, tokens=tokens, spaces={"hidden": Vectors(values_of(activations), tokens)})
-    found, expected = (accumulated(metric(), one).table() for one in (activations, activations_of(spoken)))
+    activations = replace(
+        activations, tokens=tokens, spaces={"hidden": Vectors(values_of(activations), tokens)}
+    )
+    found, expected = (
+        accumulated(metric(), one).table() for one in (activations, activations_of(spoken))
+    )
     assert len(expected)
     assert_same(found, expected, 1e-12)
 
@@ -552,10 +628,16 @@ def test_silence_counts_as_no_vector(metric):
 def test_special_tokens_count_as_vectors_or_not(metric):
     rng = np.random.default_rng(1)
     framed = [rng.normal(size=(n, 20)) + np.eye(20)[3] * 9 for n in (6, 4)]
-    activations = activations_of(framed, types=[[CLS, OTHER, PUNCT, OTHER, OTHER, SEP], [CLS, OTHER, PUNCT, SEP]])
+    activations = activations_of(
+        framed, types=[[CLS, OTHER, PUNCT, OTHER, OTHER, SEP], [CLS, OTHER, PUNCT, SEP]]
+    )
     tokens = replace(activations.tokens, special_tokens=False)
-    activations = replace(activations, tokens=tokens, spaces={"hidden": Vectors(values_of(activations), tokens)})
-    bare = activations_of([part[1:-1] for part in framed], types=[[OTHER, PUNCT, OTHER, OTHER], [OTHER, PUNCT]])
+    activations = replace(
+        activations, tokens=tokens, spaces={"hidden": Vectors(values_of(activations), tokens)}
+    )
+    bare = activations_of(
+        [part[1:-1] for part in framed], types=[[OTHER, PUNCT, OTHER, OTHER], [OTHER, PUNCT]]
+    )
     found, expected = (accumulated(metric(), one).table() for one in (activations, bare))
     assert len(expected)
     assert_same(found, expected, 1e-12)
@@ -595,12 +677,15 @@ def test_zero_vectors_of_a_model_are_in_the_report():
     with pytest.raises(AnalysisError, match="key space of layer 2"):
         measure(model, Corpus("texts", TEXTS), "anisotropy", progress=False)["anisotropy"]
     with pytest.raises(AnalysisError, match="utterance_similarity"):
-        measure(model, Corpus("texts", TEXTS), "utterance_similarity", progress=False)["utterance_similarity"]
+        measure(model, Corpus("texts", TEXTS), "utterance_similarity", progress=False)[
+            "utterance_similarity"
+        ]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize(
-    "metric", [metrics.Anisotropy, metrics.MeanVector, metrics.UtteranceSimilarity, metrics.DimensionMeans]
+    "metric",
+    [metrics.Anisotropy, metrics.MeanVector, metrics.UtteranceSimilarity, metrics.DimensionMeans],
 )
 def test_vectors_that_are_not_finite_stop_the_run_with_the_layer(metric, bad):
     vectors = np.array([EAST, [bad, 0]])
@@ -635,34 +720,47 @@ def test_unknown_metric_gets_the_nearest_names():
 def test_one_group_has_no_interval():
     low, high = jackknife_interval(np.array([1.0, 2.0]), np.array([[1.0, 2.0]]))
     assert np.isnan([low, high]).all()
-    row = accumulated(metrics.Anisotropy(), activations_of([np.array([EAST, NORTH, EAST])])).table().iloc[0]
+    row = (
+        accumulated(metrics.Anisotropy(), activations_of([np.array([EAST, NORTH, EAST])]))
+        .table()
+        .iloc[0]
+    )
     assert row["cosine"] == pytest.approx(1 / 3)
     assert np.isnan([row["ci_low"], row["ci_high"]]).all()
 
 
 def test_the_interval_covers_the_truth_for_clustered_tokens():
-    """Tokens of an utterance share a direction: an interval over tokens would cover far too seldom."""
+    """Tokens of an utterance share a direction: an interval over tokens would cover far too
+    seldom.
+    """
     rng = np.random.default_rng(1)
     corpora, utterances, tokens, dim = 2000, 2 * GROUPS, 6, 5
     count = float(utterances * tokens)
 
     def unit_sums(*shape: int) -> np.ndarray:
-        vectors = [1, 0, 0, 0, 0] + rng.normal(size=(*shape, 1, dim)) + 0.3 * rng.normal(size=(*shape, tokens, dim))
+        vectors = (
+            [1, 0, 0, 0, 0]
+            + rng.normal(size=(*shape, 1, dim))
+            + 0.3 * rng.normal(size=(*shape, tokens, dim))
+        )
         return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).sum(-2)
 
-    # Of two tokens of different utterances, as nearly all are where there are many, the expected cosine is the squared
-    # norm of the mean direction.
+    # Of two tokens of different utterances, as nearly all are where there are many, the expected
+    # cosine is the squared norm of the mean direction.
     truth = ((unit_sums(200_000).mean(0) / tokens) ** 2).sum()
 
     grouped = unit_sums(corpora, 2, GROUPS).sum(1)
     total = grouped.sum(1)
     point = mean_pair_cosine(total, np.full(corpora, count))
     rest = np.full(corpora, count * (1 - 1 / GROUPS))
-    left_out = np.stack([mean_pair_cosine(total - grouped[:, group], rest) for group in range(GROUPS)])
+    left_out = np.stack(
+        [mean_pair_cosine(total - grouped[:, group], rest) for group in range(GROUPS)]
+    )
     low, high = jackknife_interval(point, left_out)
     covered = ((low <= truth) & (truth <= high)).mean()
     assert 0.93 <= covered <= 0.97
-    # The simulation can tell: an interval for independent tokens would be narrower by about this factor.
+    # The simulation can tell: an interval for independent tokens would be narrower by about this
+    # factor.
     narrow = np.abs(point - truth) <= (high - low) / 2 / math.sqrt(tokens)
     assert narrow.mean() < 0.75
 

@@ -1,4 +1,6 @@
-"""What an intervention does to what a model gives out, against transformers' own loss and hooks of the test."""
+"""What an intervention does to what a model gives out, against transformers' own loss and hooks of
+the test.
+"""
 
 import numpy as np
 import pytest
@@ -34,7 +36,9 @@ def cut(_module, _args, output):
 
 
 def by_hand(folder, change: bool) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Of each text, its ids, logits and last vectors; with two dimensions of the first block's output at zero."""
+    """Of each text, its ids, logits and last vectors; with two dimensions of the first block's
+    output at zero.
+    """
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if change:
@@ -52,14 +56,20 @@ def by_hand(folder, change: bool) -> list[tuple[torch.Tensor, torch.Tensor, torc
 def test_loss_divergence_and_cosine(folder, change):
     plain, changed = by_hand(folder, False), by_hand(folder, change)
     loss = torch.cat(
-        [functional.cross_entropy(logits[:-1], ids[1:], reduction="none") for ids, logits, _ in changed]
+        [
+            functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
+            for ids, logits, _ in changed
+        ]
     ).mean()
     pairs = [
-        (a.log_softmax(-1)[:-1], b.log_softmax(-1)[:-1]) for (_, a, _), (_, b, _) in zip(plain, changed, strict=True)
+        (a.log_softmax(-1)[:-1], b.log_softmax(-1)[:-1])
+        for (_, a, _), (_, b, _) in zip(plain, changed, strict=True)
     ]
     kl = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in pairs]).mean()
     vectors = zip(plain, changed, strict=True)
-    cosine = torch.cat([functional.cosine_similarity(a, b, dim=-1) for (*_, a), (*_, b) in vectors]).mean()
+    cosine = torch.cat(
+        [functional.cosine_similarity(a, b, dim=-1) for (*_, a), (*_, b) in vectors]
+    ).mean()
     intervention = CUT if change else Replace("residual", by="nothing")
     asked = ["next_token_loss", "output_change"]
     for batch in (1, 10**6):
@@ -81,7 +91,9 @@ def test_loss_divergence_and_cosine(folder, change):
 def test_a_live_model_brings_its_head(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    live = measure(model, TEXTS, "next_token_loss", tokenizer=tokenizer, progress=False)["next_token_loss"]
+    live = measure(model, TEXTS, "next_token_loss", tokenizer=tokenizer, progress=False)[
+        "next_token_loss"
+    ]
     read = measure(folder, TEXTS, "next_token_loss", progress=False)["next_token_loss"]
     np.testing.assert_allclose(live["loss"], read["loss"], rtol=1e-5)
 
@@ -122,14 +134,23 @@ def test_masked_tokens_are_predicted_as_transformers_does(tmp_path, change):
     words = asked.model.embeddings.word_embeddings
     handle = words.register_forward_pre_hook(lambda _module, args: read.append(args[0][0]))
     intervention = CUT if change else Replace("residual", by="nothing")
-    measure(asked, TEXTS, "masked_token_loss", intervention=intervention, tokens_per_batch=1, progress=False)
+    measure(
+        asked,
+        TEXTS,
+        "masked_token_loss",
+        intervention=intervention,
+        tokens_per_batch=1,
+        progress=False,
+    )
     handle.remove()
     losses, divergences, count = [], [], 0
     for text in TEXTS:
         inputs = tokenizer(text, return_tensors="pt")
         ids = inputs["input_ids"][0]
         masked = ((one, one == tokenizer.mask_token_id) for one in read if len(one) == len(ids))
-        seen, where = next((one, at) for one, at in masked if at.any() and ((one == ids) | at).all())
+        seen, where = next(
+            (one, at) for one, at in masked if at.any() and ((one == ids) | at).all()
+        )
         # Of 15 % of what are no special tokens, none is one of these.
         assert where.sum() == max(1, round(0.15 * (len(ids) - 2)))
         assert not where[[0, -1]].any()
@@ -144,7 +165,12 @@ def test_masked_tokens_are_predicted_as_transformers_does(tmp_path, change):
         count += int(where.sum())
     for batch in (1, 10**6):
         table = measure(
-            asked, TEXTS, "masked_token_loss", intervention=intervention, tokens_per_batch=batch, progress=False
+            asked,
+            TEXTS,
+            "masked_token_loss",
+            intervention=intervention,
+            tokens_per_batch=batch,
+            progress=False,
         )["masked_token_loss"].iloc[0]
         wanted = torch.cat(losses).mean(), torch.cat(divergences).mean()
         np.testing.assert_allclose([table["loss"], table["kl"]], wanted, atol=1e-9)
@@ -155,9 +181,17 @@ def test_masked_tokens_are_predicted_as_transformers_does(tmp_path, change):
 def test_loss_at_masked_positions_comes_with_other_tables_and_leaves_them_alone(tmp_path):
     folder = masked_model(tmp_path)
     alone = measure(folder, TEXTS, "anisotropy", progress=False, intervention=CUT)
-    together = measure(folder, TEXTS, "anisotropy,output_change,masked_token_loss", progress=False, intervention=CUT)
+    together = measure(
+        folder,
+        TEXTS,
+        "anisotropy,output_change,masked_token_loss",
+        progress=False,
+        intervention=CUT,
+    )
     np.testing.assert_array_equal(alone["anisotropy"]["cosine"], together["anisotropy"]["cosine"])
-    only = measure(folder, TEXTS, "masked_token_loss", progress=False, intervention=CUT)["masked_token_loss"]
+    only = measure(folder, TEXTS, "masked_token_loss", progress=False, intervention=CUT)[
+        "masked_token_loss"
+    ]
     np.testing.assert_array_equal(only["loss"], together["masked_token_loss"]["loss"])
 
 
@@ -169,9 +203,9 @@ def test_what_predicts_no_masked_token_is_refused(tiny_folder, folder):
 
 def test_an_untrained_copy_has_the_head_of_its_architecture(folder):
     losses = [
-        measure(f"{folder}:untrained@seed={seed}", TEXTS, "next_token_loss", progress=False)["next_token_loss"]["loss"][
-            0
-        ]
+        measure(f"{folder}:untrained@seed={seed}", TEXTS, "next_token_loss", progress=False)[
+            "next_token_loss"
+        ]["loss"][0]
         for seed in (0, 0, 1)
     ]
     assert losses[0] == losses[1] != losses[2]
@@ -186,13 +220,20 @@ def test_dimensions_add_up_to_the_average_cosine(folder):
     hidden = [by_hand(folder, False)[place][2] for place in range(len(TEXTS))]
     units = torch.cat(hidden)
     units = units / units.norm(dim=-1, keepdim=True)
-    by_pairs = (torch.einsum("nd,md->d", units, units) - units.square().sum(0)) / (len(units) * (len(units) - 1))
+    by_pairs = (torch.einsum("nd,md->d", units, units) - units.square().sum(0)) / (
+        len(units) * (len(units) - 1)
+    )
     final = tables["cosine_by_dimension"].query("space == 'final'")["cosine"]
     np.testing.assert_allclose(final, by_pairs, atol=1e-6)
 
 
 def test_a_head_that_calls_the_decoder_of_its_body(folder, tmp_path):
-    sizes = {"hidden_size": 16, "word_embed_proj_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "word_embed_proj_dim": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     config = transformers.OPTConfig(vocab_size=len(tokenizer), ffn_dim=32, **sizes)
     torch.manual_seed(2)
@@ -206,7 +247,9 @@ def test_a_head_that_calls_the_decoder_of_its_body(folder, tmp_path):
             losses.append(model(**inputs, labels=inputs["input_ids"]).loss)
         counts.append(inputs["input_ids"].shape[1] - 1)
     wanted = np.average(losses, weights=counts)
-    found = measure(tmp_path, TEXTS, "next_token_loss,output_change", intervention=CUT, progress=False)
+    found = measure(
+        tmp_path, TEXTS, "next_token_loss,output_change", intervention=CUT, progress=False
+    )
     plain = measure(tmp_path, TEXTS, "next_token_loss", progress=False)["next_token_loss"]
     np.testing.assert_allclose(plain["loss"], [wanted], rtol=1e-5)
     assert found["next_token_loss"]["kl"][0] > 0
@@ -217,18 +260,26 @@ def test_what_gives_out_a_map_is_compared_at_its_positions(tmp_path):
     loaded = load_model(tiny.save(tmp_path / "segformer", "segformer"), dtype="float64")
     images = load_corpus("digits:test", limit=4, seed=None)
     change = Replace("residual", layers=[1], dimensions=[0, 1], by="zero")
-    found = measure(loaded, images, "output_change", intervention=change, progress=False)["output_change"]
+    found = measure(loaded, images, "output_change", intervention=change, progress=False)[
+        "output_change"
+    ]
     first, *_ = next(iter(loaded.stacks.values()))
 
     def cut_first(_module, _args, output):
-        return cut_two(output) if isinstance(output, torch.Tensor) else (cut_two(output[0]), *output[1:])
+        return (
+            cut_two(output)
+            if isinstance(output, torch.Tensor)
+            else (cut_two(output[0]), *output[1:])
+        )
 
     def cut_two(hidden):
         return hidden * (torch.arange(hidden.shape[-1]) > 1)
 
     cosines = []
     for item in images.items:
-        pixels = loaded.processor(item.load().convert("RGB"), return_tensors="pt")["pixel_values"].double()
+        pixels = loaded.processor(item.load().convert("RGB"), return_tensors="pt")[
+            "pixel_values"
+        ].double()
         with torch.no_grad():
             plain = loaded.model(pixels).last_hidden_state
             handle = first.register_forward_hook(cut_first)
@@ -240,7 +291,11 @@ def test_what_gives_out_a_map_is_compared_at_its_positions(tmp_path):
     assert found["cosine"].item() < 0.999
     unchanged = load_model(tiny.save(tmp_path / "cvt", "cvt"))
     nothing = Replace("residual", by="nothing")
-    row = measure(unchanged, images, "output_change", intervention=nothing, progress=False)["output_change"].iloc[0]
-    pixels = unchanged.processor(images.items[0].load().convert("RGB"), return_tensors="pt")["pixel_values"]
+    row = measure(unchanged, images, "output_change", intervention=nothing, progress=False)[
+        "output_change"
+    ].iloc[0]
+    pixels = unchanged.processor(images.items[0].load().convert("RGB"), return_tensors="pt")[
+        "pixel_values"
+    ]
     assert row["tokens"] == len(images) * unchanged.model(pixels).last_hidden_state[0, 0].numel()
     assert row["cosine"] == pytest.approx(1)

@@ -1,4 +1,6 @@
-"""What keys receive and how long vectors are, against naive float64; sinks and spikes that were planted."""
+"""What keys receive and how long vectors are, against naive float64; sinks and spikes that were
+planted.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,17 @@ from analysis_lib.metrics.attention import SINK
 from analysis_lib.metrics.norms import BINS, GAP, norm_bins, separating_bin
 from analysis_lib.metrics.slots import POSITIONS
 
-COLUMNS = ["layer", "head", "position", "key_type", "received", "ci_low", "ci_high", "sink_rate", "keys"]
+COLUMNS = [
+    "layer",
+    "head",
+    "position",
+    "key_type",
+    "received",
+    "ci_low",
+    "ci_high",
+    "sink_rate",
+    "keys",
+]
 
 
 def received_by_hand(model, tokenizer, texts: list[str], layer: int) -> list[np.ndarray]:
@@ -25,12 +37,19 @@ def received_by_hand(model, tokenizer, texts: list[str], layer: int) -> list[np.
     found = []
     for text in texts:
         with torch.no_grad():
-            weights = model(**tokenizer(text, return_tensors="pt"), output_attentions=True).attentions[layer - 1][0]
+            weights = model(
+                **tokenizer(text, return_tensors="pt"), output_attentions=True
+            ).attentions[layer - 1][0]
         heads, count, _ = weights.shape
         causal = float(weights[:, 0, 1:].sum()) == 0
         seen = [[m for m in range(count) if not causal or m >= n] for n in range(count)]
         found.append(
-            np.array([[np.mean([weights[h, m, n] for m in seen[n]]) for n in range(count)] for h in range(heads)])
+            np.array(
+                [
+                    [np.mean([weights[h, m, n] for m in seen[n]]) for n in range(count)]
+                    for h in range(heads)
+                ]
+            )
         )
     return found
 
@@ -42,14 +61,20 @@ def test_received_is_that_of_the_pairs(architecture):
     # Of one text in which every query sees every key, what keys of a type receive is their weight.
     texts = list(tiny.TEXTS) if eager else list(tiny.TEXTS[4:5])
     by_hand = received_by_hand(model, tokenizer, texts, 2) if eager else []
-    tables = measure(model.double(), texts, "attention_received,attention_by_token_type", tokenizer=tokenizer)
+    tables = measure(
+        model.double(), texts, "attention_received,attention_by_token_type", tokenizer=tokenizer
+    )
     table = tables["attention_received"]
     assert list(table.columns) == COLUMNS
     assert table["received"].between(0, 1).all()
     if not eager:
-        weights = tables["attention_by_token_type"].set_index(["layer", "head", "key_type"])["weight"]
+        weights = tables["attention_by_token_type"].set_index(["layer", "head", "key_type"])[
+            "weight"
+        ]
         of_types = table[table["position"].isna() & (table["key_type"] != "all")]
-        joined = of_types.astype({"key_type": str}).set_index(["layer", "head", "key_type"])["received"]
+        joined = of_types.astype({"key_type": str}).set_index(["layer", "head", "key_type"])[
+            "received"
+        ]
         np.testing.assert_allclose(joined, weights, rtol=1e-9)
         return
     for head in (1, 2):
@@ -76,8 +101,12 @@ def test_a_planted_sink_is_found():
     layer = Activations(1, "blocks", "layer.0", tokens, attention=attention)
     table = accumulated(metrics.AttentionReceived(), layer).table()
     by_type = table[table["position"].isna()].set_index("key_type")
-    assert by_type.loc["cls", ["received", "sink_rate", "keys"]].tolist() == pytest.approx([0.9, 1, 2])
-    assert by_type.loc["all", "received"] == pytest.approx((0.9 + 0.2 / 3 + 0.1 / 3 + 0.9 + 0.1) / 5)
+    assert by_type.loc["cls", ["received", "sink_rate", "keys"]].tolist() == pytest.approx(
+        [0.9, 1, 2]
+    )
+    assert by_type.loc["all", "received"] == pytest.approx(
+        (0.9 + 0.2 / 3 + 0.1 / 3 + 0.9 + 0.1) / 5
+    )
     assert by_type.loc["all", "sink_rate"] == pytest.approx(2 / 5)
     assert table.loc[table["position"] == 1, "received"].item() == pytest.approx(0.9)
 
@@ -85,7 +114,9 @@ def test_a_planted_sink_is_found():
 @given(seed=seeds)
 def test_norms_are_those_of_numpy_to_a_bin(seed):
     rng = np.random.default_rng(seed)
-    utterances = [rng.normal(size=(int(n), 5)) * 10 ** rng.uniform(-2, 3) for n in rng.integers(1, 12, 7)]
+    utterances = [
+        rng.normal(size=(int(n), 5)) * 10 ** rng.uniform(-2, 3) for n in rng.integers(1, 12, 7)
+    ]
     types = [[CLS, *[OTHER] * (len(part) - 1)] for part in utterances]
     table = accumulated(metrics.TokenNorms(), activations_of(utterances, types=types)).table()
     norms = [np.linalg.norm(part, axis=1) for part in utterances]
@@ -94,10 +125,14 @@ def test_norms_are_those_of_numpy_to_a_bin(seed):
     assert row["median"] == pytest.approx(np.median(every), rel=0.011)
     assert row["largest"] == pytest.approx(every[-1], rel=0.0056)
     assert row["tokens"] == len(every)
-    assert table.query("token_type == 'cls'")["largest"].item() == pytest.approx(max(n[0] for n in norms), rel=0.0056)
+    assert table.query("token_type == 'cls'")["largest"].item() == pytest.approx(
+        max(n[0] for n in norms), rel=0.0056
+    )
 
 
-@pytest.mark.parametrize("norms", [[1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [5.0, 1.0, 1.0], [*np.linspace(1, 5, 20)], [3.0]])
+@pytest.mark.parametrize(
+    "norms", [[1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [5.0, 1.0, 1.0], [*np.linspace(1, 5, 20)], [3.0]]
+)
 def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two(norms):
     vectors = [np.array([[norm, 0.0]]) for norm in norms]
     table = accumulated(metrics.TokenNorms(), activations_of(vectors)).table()
@@ -107,7 +142,9 @@ def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two(norms):
 
 
 def median_by_hand(norms: np.ndarray) -> float:
-    """The mean of the middle two, or the middle one twice, if the norms of a bin lie evenly in it."""
+    """The mean of the middle two, or the middle one twice, if the norms of a bin lie evenly in
+    it.
+    """
     bins = np.sort(np.floor(np.log2(norms) * 64))
     middle = []
     for rank in ((len(bins) - 1) // 2, len(bins) // 2):
@@ -131,7 +168,8 @@ def test_the_median_has_the_interval_of_the_jackknife():
     row = metric.table().query("token_type == 'all' and position.isna()").iloc[0]
     whole = np.concatenate(utterances).ravel()
     left_out = [
-        np.concatenate([u for u, g in zip(utterances, groups, strict=True) if g != n]).ravel() for n in range(6)
+        np.concatenate([u for u, g in zip(utterances, groups, strict=True) if g != n]).ravel()
+        for n in range(6)
     ]
     medians = [median_by_hand(norms) for norms in left_out]
     reach = scipy.stats.t.ppf(0.975, 5) * np.sqrt(5 / 6 * np.sum((medians - np.mean(medians)) ** 2))
@@ -146,12 +184,16 @@ def test_the_median_has_the_interval_of_the_jackknife():
 
 
 def test_the_interval_of_the_median_holds_it_in_95_of_100_corpora():
-    """Of texts whose tokens are alike: each has its own scale, so that it counts like few tokens."""
+    """Of texts whose tokens are alike: each has its own scale, so that it counts like few
+    tokens.
+    """
     rng, held = np.random.default_rng(0), 0
     for _ in range(100):
         norms = np.exp(rng.normal(0, 0.05, (400, 1)) + rng.normal(0, 0.05, (400, 5)))
         groups = [i // 20 for i in range(400)]
-        table = accumulated(metrics.TokenNorms(), activations_of([*norms[:, :, None]], groups=groups)).table()
+        table = accumulated(
+            metrics.TokenNorms(), activations_of([*norms[:, :, None]], groups=groups)
+        ).table()
         row = table.query("token_type == 'all' and position.isna()").iloc[0]
         held += row["ci_low"] <= 1 <= row["ci_high"]
     assert 88 <= held < 100
@@ -160,8 +202,13 @@ def test_the_interval_of_the_median_holds_it_in_95_of_100_corpora():
 def test_models_are_compared_by_their_medians_with_an_interval(tiny_folder):
     names, texts = [str(tiny_folder("bert")), str(tiny_folder("gpt2"))], [*tiny.TEXTS] * 3
     runs = {(name, None): measure(name, texts, "token_norms", progress=False) for name in names}
-    found = Comparison(runs).differences("token_norms").query("token_type == 'all' and position.isna()")
-    first, other = (tables["token_norms"].query("token_type == 'all' and position.isna()") for tables in runs.values())
+    found = (
+        Comparison(runs).differences("token_norms").query("token_type == 'all' and position.isna()")
+    )
+    first, other = (
+        tables["token_norms"].query("token_type == 'all' and position.isna()")
+        for tables in runs.values()
+    )
     medians = found.query("quantity == 'median'").set_index("layer")
     expected = other.set_index("layer")["median"] - first.set_index("layer")["median"]
     np.testing.assert_allclose(medians["difference"], expected[medians.index])
@@ -192,7 +239,9 @@ def test_planted_spikes_are_found_with_their_dimension():
     spikes = accumulated(metrics.SpikeDimensions(), *batches).table()
     assert spikes["dimension"].tolist() == [11]
     of_spikes = np.array([part[0] for part in utterances])
-    assert spikes["share"].item() == pytest.approx((of_spikes[:, 11] ** 2).sum() / (of_spikes**2).sum(), rel=1e-9)
+    assert spikes["share"].item() == pytest.approx(
+        (of_spikes[:, 11] ** 2).sum() / (of_spikes**2).sum(), rel=1e-9
+    )
     assert spikes["rms"].item() == pytest.approx(np.sqrt((of_spikes[:, 11] ** 2).mean()), rel=1e-9)
     merged = accumulated(metrics.TokenNorms(), batches[1])
     merged.merge(accumulated(metrics.TokenNorms(), batches[0]))
@@ -225,17 +274,28 @@ def test_spikes_lie_beyond_the_median_and_a_gap(seed):
 
 
 def test_a_zero_vector_is_no_token():
-    table = accumulated(metrics.TokenNorms(), activations_of([np.array([[3.0, 4], [0, 0]])])).table()
+    table = accumulated(
+        metrics.TokenNorms(), activations_of([np.array([[3.0, 4], [0, 0]])])
+    ).table()
     row = table.query("token_type == 'all' and position.isna()").iloc[0]
     assert (row["tokens"], row["spikes"]) == (1, 0)
     assert row["median"] == pytest.approx(5, rel=0.0056)
 
 
 def test_on_the_bundled_model(minilm):
-    tables = measure(minilm, load_corpus("news", limit=20, seed=None), "attention_received,token_norms", progress=False)
+    tables = measure(
+        minilm,
+        load_corpus("news", limit=20, seed=None),
+        "attention_received,token_norms",
+        progress=False,
+    )
     table = tables["attention_received"]
     # Each text has one [CLS], at its first position.
-    first = table.query("position == 1")[["layer", "head", "received", "sink_rate"]].reset_index(drop=True)
-    cls = table.query("key_type == 'cls'")[["layer", "head", "received", "sink_rate"]].reset_index(drop=True)
+    first = table.query("position == 1")[["layer", "head", "received", "sink_rate"]].reset_index(
+        drop=True
+    )
+    cls = table.query("key_type == 'cls'")[["layer", "head", "received", "sink_rate"]].reset_index(
+        drop=True
+    )
     np.testing.assert_array_equal(first, cls)
     assert table["position"].max() == POSITIONS

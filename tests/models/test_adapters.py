@@ -1,4 +1,6 @@
-"""Adapters, wrappers, hooks and quantised layers: what is measured is the model that runs, as if it had been merged."""
+"""Adapters, wrappers, hooks and quantised layers: what is measured is the model that runs, as if it
+had been merged.
+"""
 
 import copy
 import json
@@ -38,11 +40,15 @@ MERGED = (1e-5, 1e-5)
 SCORES = "score_contributions,score_terms"
 
 
-def adapted(folder, name: str, model: nn.Module | None = None, scale: float = 8.0) -> peft.PeftModel:
+def adapted(
+    folder, name: str, model: nn.Module | None = None, scale: float = 8.0
+) -> peft.PeftModel:
     """A LoRA that changes the model; saved with its tokenizer, and merged beside it."""
     base = tiny.save(folder / "base", name) if not (folder / "base").exists() else folder / "base"
     model = model or transformers.AutoModel.from_pretrained(base)
-    config = peft.LoraConfig(r=2, lora_alpha=scale, target_modules=TARGETS[name], fan_in_fan_out=name == "gpt2")
+    config = peft.LoraConfig(
+        r=2, lora_alpha=scale, target_modules=TARGETS[name], fan_in_fan_out=name == "gpt2"
+    )
     found = peft.get_peft_model(model, config).eval()
     torch.manual_seed(1)
     with torch.no_grad():
@@ -69,7 +75,11 @@ def test_an_adapter_is_measured_as_if_it_were_merged(name, tmp_path):
     shutil.copytree(tmp_path / "adapter", tmp_path / "both", dirs_exist_ok=True)
     for folder in ("adapter", "both"):
         assert_agree(
-            measure(load_model(tmp_path / folder, dtype="float64"), tiny.corpus(name), progress=False), expected, MERGED
+            measure(
+                load_model(tmp_path / folder, dtype="float64"), tiny.corpus(name), progress=False
+            ),
+            expected,
+            MERGED,
         )
     live = measure(found.double(), tiny.corpus(name), processor=tiny.build(name)[1], progress=False)
     assert_agree(live, expected, MERGED)
@@ -85,7 +95,9 @@ def test_an_adapter_of_the_second_projection_of_latent_keys():
         measure(one, tiny.TEXTS[:2], SCORES, tokenizer=tokenizer, progress=False)
         for one in (found, copy.deepcopy(found).merge_and_unload(), copy.deepcopy(found).unload())
     ]
-    live, merged_in, without = (table["score_contributions"]["contribution"].to_numpy() for table in tables)
+    live, merged_in, without = (
+        table["score_contributions"]["contribution"].to_numpy() for table in tables
+    )
     np.testing.assert_allclose(live, merged_in, atol=1e-9 * abs(live).max())
     assert abs(live - without).max() > 1e-3 * abs(live).max()
 
@@ -97,7 +109,9 @@ def test_an_adapter_of_a_model_with_a_head(tmp_path):
     expected = Reference(merged(tmp_path, found, "bert"), tiny.items("bert")).tables()
     found.save_pretrained(tmp_path / "adapter")
     assert_agree(
-        measure(load_model(tmp_path / "adapter", dtype="float64"), tiny.corpus("bert"), progress=False),
+        measure(
+            load_model(tmp_path / "adapter", dtype="float64"), tiny.corpus("bert"), progress=False
+        ),
         expected,
         MERGED,
     )
@@ -200,12 +214,15 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
 def test_a_prefix_is_not_measured(tmp_path):
     tiny.save(tmp_path / "base", "llama")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    prefix = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    prefix = peft.get_peft_model(
+        model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    )
     with pytest.raises(AnalysisError, match="puts vectors before a text is not measured"):
         measure(prefix, ["a"], tokenizer=tiny.build("llama")[1])
 
 
-# --- Other projections ------------------------------------------------------------------------------
+# --- Other projections
+# ------------------------------------------------------------------------------
 
 
 class Doubled(nn.Module):
@@ -229,7 +246,9 @@ class Rounded(nn.Module):
         self.bias = inner.bias
 
     def forward(self, hidden):
-        return nn.functional.linear(hidden, self.stored.to(hidden.dtype) * self.scale.to(hidden.dtype), self.bias)
+        return nn.functional.linear(
+            hidden, self.stored.to(hidden.dtype) * self.scale.to(hidden.dtype), self.bias
+        )
 
 
 class Squared(nn.Module):
@@ -296,7 +315,9 @@ def test_a_hook_that_only_looks_on_sees_each_pass_once(bert):
     model, tokenizer = bert
     expected, seen = scores(model, tokenizer), []
     for layer in model.encoder.layer:
-        layer.attention.self.key.register_forward_hook(lambda _module, args, _output: seen.append(args[0].shape))
+        layer.attention.self.key.register_forward_hook(
+            lambda _module, args, _output: seen.append(args[0].shape)
+        )
     assert_agree(scores(model, tokenizer), expected, (1e-12, 1e-12))
     assert all(shape[1:] != (25, 24) for shape in seen)
 
@@ -323,7 +344,9 @@ def test_layers_that_round_what_they_read():
 
 
 class Packed(torch.Tensor):
-    """Weights of 8 bits, as quanto's: unpacked when they are used, which inference mode does not let them."""
+    """Weights of 8 bits, as quanto's: unpacked when they are used, which inference mode does not
+    let them.
+    """
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

@@ -1,4 +1,6 @@
-"""Models that no entry lists: their layout is found, and their tables equal a naive reference in float64."""
+"""Models that no entry lists: their layout is found, and their tables equal a naive reference in
+float64.
+"""
 
 import functools
 import itertools
@@ -19,16 +21,67 @@ from analysis_lib.models import LoadedModel
 from analysis_lib.models.parts import PADDED_TEXTS
 from analysis_lib.models.probe import kind_of
 
-# Latent attention; and norms after rotations, other rotations, keys that are repeated or multiplied.
+# Latent attention; and norms after rotations, other rotations, keys that are repeated or
+# multiplied.
 LATENT = ("glm4_moe_lite", "minicpm3", "dots3_note_text")
-CHAINED = ("llama4_text", "nanochat", "jetmoe", "gemma4_text", "openai_privacy_filter", "mlcd_vision_model")
+CHAINED = (
+    "llama4_text",
+    "nanochat",
+    "jetmoe",
+    "gemma4_text",
+    "openai_privacy_filter",
+    "mlcd_vision_model",
+)
 # Of those that researchers use most, a few of each kind.
 MOST_USED = (
-    *("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "modernbert", "eurobert"),
+    *(
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "electra",
+        "distilbert",
+        "albert",
+        "modernbert",
+        "eurobert",
+    ),
     *("mobilebert", "ernie", "roformer", "esm", "nomic_bert", "gpt2", "gpt_neox", "gptj", "falcon"),
-    *("opt", "llama", "mistral", "ministral3", "mixtral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen2_moe"),
-    *("qwen3", "qwen3_moe", "olmo", "olmo2", "olmo3", "phi", "phi3", "phimoe", "cohere", "cohere2", "granite"),
-    *("granitemoe", "granite_swa", "smollm3", "starcoder2", "stablelm", "deepseek_v3", "glm", "glm4", "gpt_oss"),
+    *(
+        "opt",
+        "llama",
+        "mistral",
+        "ministral3",
+        "mixtral",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "qwen2",
+        "qwen2_moe",
+    ),
+    *(
+        "qwen3",
+        "qwen3_moe",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "phi",
+        "phi3",
+        "phimoe",
+        "cohere",
+        "cohere2",
+        "granite",
+    ),
+    *(
+        "granitemoe",
+        "granite_swa",
+        "smollm3",
+        "starcoder2",
+        "stablelm",
+        "deepseek_v3",
+        "glm",
+        "glm4",
+        "gpt_oss",
+    ),
     *("exaone4", "helium", "persimmon", "bart", "mbart", "marian", "pegasus", "m2m_100", "t5gemma"),
     *("clip", "siglip", "t5", "umt5", "mamba", "jamba", "bamba", "fnet", "llava", "seed_oss"),
     *("ernie4_5", "apertus", "biogpt"),
@@ -36,14 +89,43 @@ MOST_USED = (
     *("audio-spectrogram-transformer", "wav2vec2-bert", "wavlm"),
     *LATENT,
     *CHAINED,
-    *("yolos", "sam_vision_model", "sam2_vision_model", "swin", "swinv2", "focalnet", "pvt_v2", "poolformer"),
+    *(
+        "yolos",
+        "sam_vision_model",
+        "sam2_vision_model",
+        "swin",
+        "swinv2",
+        "focalnet",
+        "pvt_v2",
+        "poolformer",
+    ),
     *("speech_to_text", "moonshine"),
     # Attention that modules compute by themselves.
-    *("mpt", "codegen", "gpt_neox_japanese", "big_bird", "bigbird_pegasus", "convbert", "tapas", "git", "mvp", "xlnet"),
+    *(
+        "mpt",
+        "codegen",
+        "gpt_neox_japanese",
+        "big_bird",
+        "bigbird_pegasus",
+        "convbert",
+        "tapas",
+        "git",
+        "mvp",
+        "xlnet",
+    ),
     *("visual_bert", "sew-d", "ibert"),
-    # Parts of blocks that are declared as blocks, two attentions in each, blocks that are not run; vectors padded to a
-    # window; norms of all keys at once.
-    *("zamba", "zamba2", "longcat_flash", "mllama_text_model", "longformer", "led", "longt5", "chameleon"),
+    # Parts of blocks that are declared as blocks, two attentions in each, blocks that are not run;
+    # vectors padded to a window; norms of all keys at once.
+    *(
+        "zamba",
+        "zamba2",
+        "longcat_flash",
+        "mllama_text_model",
+        "longformer",
+        "led",
+        "longt5",
+        "chameleon",
+    ),
 )
 # What their small configuration lacks otherwise.
 CHANGES = {
@@ -52,17 +134,36 @@ CHANGES = {
     "t5": {"decoder_start_token_id": 0},
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 0},
 }
-_SPEECH = {"conv_dim": [32] * 7, "conv_stride": [5, 2, 2, 2, 2, 2, 2], "conv_kernel": [10, 3, 3, 3, 3, 2, 2]}
+_SPEECH = {
+    "conv_dim": [32] * 7,
+    "conv_stride": [5, 2, 2, 2, 2, 2, 2],
+    "conv_kernel": [10, 3, 3, 3, 3, 2, 2],
+}
 CHANGES |= dict.fromkeys(("data2vec-audio", "unispeech", "wavlm"), _SPEECH)
-_SWIN = {"image_size": 64, "embed_dim": 16, "depths": [2, 2, 6, 2], "num_heads": [1, 1, 2, 2], "window_size": 2}
+_SWIN = {
+    "image_size": 64,
+    "embed_dim": 16,
+    "depths": [2, 2, 6, 2],
+    "num_heads": [1, 1, 2, 2],
+    "window_size": 2,
+}
 _HIERA = {
     "hidden_size": 16,
     "blocks_per_stage": [1, 1, 2, 1],
     "embed_dim_per_stage": [16, 32, 64, 128],
     "image_size": [128, 128],
 }
-_HYBRID = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "hidden_size": 32}
-_HYBRID |= {"num_attention_heads": 4, "num_key_value_heads": 4, "mamba_d_state": 4, "intermediate_size": 48}
+_HYBRID = {
+    "num_hidden_layers": 4,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+    "hidden_size": 32,
+}
+_HYBRID |= {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "mamba_d_state": 4,
+    "intermediate_size": 48,
+}
 _WINDOWS = {"attention_window": [4, 4], "num_hidden_layers": 2}
 CHANGES |= {
     "zamba": _HYBRID | {"n_mamba_heads": 2, "attention_hidden_size": 64, "attention_head_dim": 16},
@@ -71,21 +172,61 @@ CHANGES |= {
     "longt5": {"local_radius": 3, "decoder_start_token_id": 0},
     "chameleon": {
         "vocabulary_map": {"<image>": 63},
-        "vq_config": {"embed_dim": 16, "num_embeddings": 16, "latent_channels": 16, "base_channels": 32}
+        "vq_config": {
+            "embed_dim": 16,
+            "num_embeddings": 16,
+            "latent_channels": 16,
+            "base_channels": 32,
+        }
         | {"channel_multiplier": [1, 1], "num_res_blocks": 1},
     },
 }
-_SMALL = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 128, "pad_token_id": 0}
+_SMALL = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 128,
+    "pad_token_id": 0,
+}
 _SMALL |= {"max_position_embeddings": 64}
 # The sizes of these hang together.
 CONFIGURED = {
-    "zamba2": {**_SMALL, "num_hidden_layers": 4, "num_key_value_heads": 4, "mamba_d_state": 4, "n_mamba_heads": 8}
-    | {"mamba_headdim": 8, "mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 1, "use_mem_rope": True}
+    "zamba2": {
+        **_SMALL,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "mamba_d_state": 4,
+        "n_mamba_heads": 8,
+    }
+    | {
+        "mamba_headdim": 8,
+        "mamba_ngroups": 1,
+        "chunk_size": 8,
+        "num_mem_blocks": 1,
+        "use_mem_rope": True,
+    }
     | {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "hybrid_layer_ids": [1, 3]},
-    "longcat_flash": {**_SMALL, "num_layers": 2, "num_hidden_layers": 4, "ffn_hidden_size": 48, "head_dim": 4}
-    | {"expert_ffn_hidden_size": 16, "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2, "q_lora_rank": 12}
+    "longcat_flash": {
+        **_SMALL,
+        "num_layers": 2,
+        "num_hidden_layers": 4,
+        "ffn_hidden_size": 48,
+        "head_dim": 4,
+    }
+    | {
+        "expert_ffn_hidden_size": 16,
+        "n_routed_experts": 4,
+        "zero_expert_num": 2,
+        "moe_topk": 2,
+        "q_lora_rank": 12,
+    }
     | {"kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
-    "mllama_text_model": {**_SMALL, "num_hidden_layers": 3, "num_key_value_heads": 2, "cross_attention_layers": [1]}
+    "mllama_text_model": {
+        **_SMALL,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "cross_attention_layers": [1],
+    }
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
 }
 CHANGES |= dict.fromkeys(("swin", "swinv2", "maskformer-swin", "donut-swin"), _SWIN) | {
@@ -102,7 +243,12 @@ CHANGES |= dict.fromkeys(("swin", "swinv2", "maskformer-swin", "donut-swin"), _S
         "backbone_config": {"model_type": "sam2_hiera_det_model", **_HIERA},
         "backbone_channel_list": [128, 64, 32, 16],
     },
-    "sam_vision_model": {"global_attn_indexes": [1], "image_size": 64, "hidden_size": 32, "window_size": 3},
+    "sam_vision_model": {
+        "global_attn_indexes": [1],
+        "image_size": 64,
+        "hidden_size": 32,
+        "window_size": 3,
+    },
 }
 SOME = [TEXTS[0], TEXTS[3], TEXTS[4]]
 TOLERANCE = 1e-9
@@ -120,7 +266,11 @@ def built(model_type: str) -> transformers.PreTrainedModel:
     if model_type not in CONFIGURED:
         return shrunk.build(model_type, **CHANGES.get(model_type, {}))
     config = transformers.AutoConfig.for_model(model_type, **CONFIGURED[model_type])
-    kind = transformers.MllamaTextModel if model_type == "mllama_text_model" else transformers.AutoModel.from_config
+    kind = (
+        transformers.MllamaTextModel
+        if model_type == "mllama_text_model"
+        else transformers.AutoModel.from_config
+    )
     torch.manual_seed(0)
     model = kind(config)
     tiny.randomise(model)
@@ -145,17 +295,29 @@ def prepared(model: LoadedModel) -> list[Mapping[str, torch.Tensor]]:
     """What a model reads of each item, as its documentation says."""
     if model.model.config.model_type in PADDED_TEXTS:
         padding = {"padding": "max_length", "max_length": model.max_length}
-        return [{"input_ids": reads()(text, **padding, return_tensors="pt")["input_ids"]} for text in SOME]
+        return [
+            {"input_ids": reads()(text, **padding, return_tensors="pt")["input_ids"]}
+            for text in SOME
+        ]
     if model.kind == "text":
         read = [reads()(text, return_tensors="pt") for text in SOME]
         return [{name: given[name] for name in ("input_ids", "attention_mask")} for given in read]
     if model.kind == "image":
-        given = [model.processor(image.convert("RGB"), return_tensors="pt") for image in tiny.items("vit")]
+        given = [
+            model.processor(image.convert("RGB"), return_tensors="pt")
+            for image in tiny.items("vit")
+        ]
     else:
         rate = model.processor.sampling_rate
-        given = [model.processor(sound, sampling_rate=rate, return_tensors="pt") for sound in tiny.items("wav2vec2")]
+        given = [
+            model.processor(sound, sampling_rate=rate, return_tensors="pt")
+            for sound in tiny.items("wav2vec2")
+        ]
     return [
-        {name: values.double() if values.is_floating_point() else values for name, values in each.items()}
+        {
+            name: values.double() if values.is_floating_point() else values
+            for name, values in each.items()
+        }
         for each in given
     ]
 
@@ -206,14 +368,18 @@ def reference(model_type: str) -> list[naive.Text]:
 
 @every_type
 def test_hidden_states(model_type):
-    texts, found = reference(model_type), tables(model_type)["anisotropy"].query("space == 'hidden'")
+    texts, found = (
+        reference(model_type),
+        tables(model_type)["anisotropy"].query("space == 'hidden'"),
+    )
     assert len(found) == len(texts[0].hidden)
     for layer, row in enumerate(found.itertuples()):
         if texts[0].hidden[layer] is not None:
             # A map of features is one vector; of a grid, each position.
             one = loaded(model_type).layout.maps
             vectors = [
-                v.reshape(1 if one else -1, -1 if one else v.shape[-1]) for v in (t.hidden[layer] for t in texts)
+                v.reshape(1 if one else -1, -1 if one else v.shape[-1])
+                for v in (t.hidden[layer] for t in texts)
             ]
             assert row.cosine == pytest.approx(naive.cosine(vectors), abs=TOLERANCE)
 
@@ -231,7 +397,10 @@ def attended(model_type: str) -> list[tuple[int, list[naive.Attended]]]:
     # The first attention of every block comes first, then the second ones.
     of_block = 1 + max(len(stack.further) for stack in loaded(model_type).stacks)
     places = sorted(range(count), key=lambda place: place % of_block)
-    return [(layer, [text.attended[place] for text in texts]) for place, layer in zip(places, layers, strict=True)]
+    return [
+        (layer, [text.attended[place] for text in texts])
+        for place, layer in zip(places, layers, strict=True)
+    ]
 
 
 @every_type
@@ -278,39 +447,72 @@ def test_contributions(model_type):
         if of_texts[0].contributions is None:
             continue
         for head, of_head in rows.groupby("head"):
-            wanted = sum(one.contributions[head - 1].sum(0) for one in of_texts) / sum(one.pairs for one in of_texts)
-            np.testing.assert_allclose(of_head["contribution"], wanted, atol=TOLERANCE * abs(wanted).max())
+            wanted = sum(one.contributions[head - 1].sum(0) for one in of_texts) / sum(
+                one.pairs for one in of_texts
+            )
+            np.testing.assert_allclose(
+                of_head["contribution"], wanted, atol=TOLERANCE * abs(wanted).max()
+            )
 
 
 def test_most_of_them_have_contributions():
     """A reference that is never reached would prove nothing."""
     have = [name for name in MOST_USED if "score_contributions" in tables(name)]
     assert len(have) >= 50
-    assert {"gpt_oss", "gemma2", "olmo2", "qwen3_moe", "bart", "phi3", "persimmon", *LATENT, *CHAINED} <= {*have}
+    assert {
+        "gpt_oss",
+        "gemma2",
+        "olmo2",
+        "qwen3_moe",
+        "bart",
+        "phi3",
+        "persimmon",
+        *LATENT,
+        *CHAINED,
+    } <= {*have}
 
 
-@pytest.mark.parametrize("model_type", ["bart", "mbart", "marian", "pegasus", "m2m_100", "t5gemma", "t5"])
+@pytest.mark.parametrize(
+    "model_type", ["bart", "mbart", "marian", "pegasus", "m2m_100", "t5gemma", "t5"]
+)
 def test_attention_to_an_encoder_has_numbers_after_all_layers(model_type):
     found = tables(model_type).layers
     assert found["stack"].drop_duplicates().tolist() == ["encoder", "decoder", "cross"]
     assert found["layer"].tolist() == list(range(len(found)))
-    assert found.query("stack == 'cross'")["part"].tolist() == found.query("stack == 'decoder'")["part"].tolist()[1:]
+    assert (
+        found.query("stack == 'cross'")["part"].tolist()
+        == found.query("stack == 'decoder'")["part"].tolist()[1:]
+    )
 
 
 def test_detection_tokens_have_a_type_and_leave_with_the_special_ones():
-    texts, last = reference("yolos"), slice(-loaded("yolos").model.config.num_detection_tokens, None)
-    rows = tables("yolos")["attention_by_token_type"].query("key_type == 'detection' and layer == 1")
+    texts, last = (
+        reference("yolos"),
+        slice(-loaded("yolos").model.config.num_detection_tokens, None),
+    )
+    rows = tables("yolos")["attention_by_token_type"].query(
+        "key_type == 'detection' and layer == 1"
+    )
     weights = np.concatenate([text.attended[0].weights for text in texts], axis=1)
     np.testing.assert_allclose(rows["mass"], weights[:, :, last].sum(2).mean(1), atol=TOLERANCE)
-    found = measure(loaded("yolos"), tiny.corpus("vit"), "anisotropy", special_tokens=False, progress=False)
+    found = measure(
+        loaded("yolos"), tiny.corpus("vit"), "anisotropy", special_tokens=False, progress=False
+    )
     for layer in (0, 1):
         cosine = found["anisotropy"].query("space == 'hidden'")["cosine"].iloc[layer]
-        assert cosine == pytest.approx(naive.cosine([t.hidden[layer][1 : last.start] for t in texts]), abs=TOLERANCE)
+        assert cosine == pytest.approx(
+            naive.cosine([t.hidden[layer][1 : last.start] for t in texts]), abs=TOLERANCE
+        )
 
 
 def test_a_grid_is_changed_where_it_stands():
-    model, changed = loaded("sam_vision_model"), Replace("residual", layers=[1], dimensions=[3], by="zero")
-    found = measure(model, tiny.corpus("vit"), "anisotropy", intervention=changed, progress=False)["anisotropy"]
+    model, changed = (
+        loaded("sam_vision_model"),
+        Replace("residual", layers=[1], dimensions=[3], by="zero"),
+    )
+    found = measure(model, tiny.corpus("vit"), "anisotropy", intervention=changed, progress=False)[
+        "anisotropy"
+    ]
     first, second = model.model.vision_encoder.layers
     seen = []
 
@@ -318,7 +520,10 @@ def test_a_grid_is_changed_where_it_stands():
         output[..., 3] = 0
         return output
 
-    hooks = first.register_forward_hook(without), second.register_forward_hook(lambda *call: seen.append(call[2]))
+    hooks = (
+        first.register_forward_hook(without),
+        second.register_forward_hook(lambda *call: seen.append(call[2])),
+    )
     with torch.no_grad():
         for given in prepared(model):
             model.model(**given)
@@ -356,7 +561,8 @@ def test_texts_of_other_lengths_are_read_apart_where_padding_would_change_them(m
 
 
 @pytest.mark.parametrize(
-    ("model_type", "words"), [("cpmant", "stand for no tokens"), ("xlm", "no transformer block"), ("lxmert", "read")]
+    ("model_type", "words"),
+    [("cpmant", "stand for no tokens"), ("xlm", "no transformer block"), ("lxmert", "read")],
 )
 def test_what_is_not_found_is_one_line(model_type, words):
     config = shrunk.configuration(model_type)

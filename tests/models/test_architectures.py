@@ -10,7 +10,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface, AutoImageProcessor, AutoModel, AutoTokenizer, ByT5Tokenizer
+from transformers import (
+    AttentionInterface,
+    AutoImageProcessor,
+    AutoModel,
+    AutoTokenizer,
+    ByT5Tokenizer,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from analysis_book.architectures import (
@@ -59,7 +65,11 @@ MANTA = MantaConfig(
     num_heads=2,
     feed_forward_proj="gated-gelu",
 )
-MODELS = {"van": (VanModel, VAN), "character_bert": (CharacterBertModel, CHARACTER_BERT), "manta": (MantaModel, MANTA)}
+MODELS = {
+    "van": (VanModel, VAN),
+    "character_bert": (CharacterBertModel, CHARACTER_BERT),
+    "manta": (MantaModel, MANTA),
+}
 
 
 def make(name: str) -> nn.Module:
@@ -73,7 +83,10 @@ def characters(texts: list[str]) -> dict[str, torch.Tensor]:
     words = [torch.tensor(ids) for ids in tokenizer(texts)["input_ids"]]
     input_ids = nn.utils.rnn.pad_sequence(words, batch_first=True)
     lengths = torch.tensor([len(ids) for ids in words])
-    return {"input_ids": input_ids, "attention_mask": (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()}
+    return {
+        "input_ids": input_ids,
+        "attention_mask": (torch.arange(input_ids.shape[1]) < lengths[:, None]).long(),
+    }
 
 
 def byte_inputs(model: MantaModel, texts: list[str]) -> dict[str, torch.Tensor]:
@@ -83,9 +96,15 @@ def byte_inputs(model: MantaModel, texts: list[str]) -> dict[str, torch.Tensor]:
 
 def run(model: nn.Module, texts: list[str] = TEXTS) -> torch.Tensor:
     if isinstance(model, VanModel):
-        inputs = {"pixel_values": torch.randn(2, 3, 33, 30, generator=torch.Generator().manual_seed(1))}
+        inputs = {
+            "pixel_values": torch.randn(2, 3, 33, 30, generator=torch.Generator().manual_seed(1))
+        }
     else:
-        inputs = characters(texts) if isinstance(model, CharacterBertModel) else byte_inputs(model, texts)
+        inputs = (
+            characters(texts)
+            if isinstance(model, CharacterBertModel)
+            else byte_inputs(model, texts)
+        )
     with torch.no_grad():
         return model(**inputs).last_hidden_state
 
@@ -106,7 +125,10 @@ def test_an_untrained_model_is_its_seed(name):
     for _ in range(2):
         torch.manual_seed(3)
         twins.append(AutoModel.from_config(MODELS[name][1]).state_dict())
-    assert all(torch.equal(value, twins[1][key]) and value.isfinite().all() for key, value in twins[0].items())
+    assert all(
+        torch.equal(value, twins[1][key]) and value.isfinite().all()
+        for key, value in twins[0].items()
+    )
 
 
 def test_the_untrained_weights_have_the_published_scales():
@@ -126,7 +148,11 @@ def test_the_untrained_weights_have_the_published_scales():
         (
             "character_bert",
             "character_bert.",
-            ["character_bert.embeddings.position_ids", "cls.predictions.bias", "cls.seq_relationship.weight"],
+            [
+                "character_bert.embeddings.position_ids",
+                "cls.predictions.bias",
+                "cls.seq_relationship.weight",
+            ],
         ),
         ("character_bert", "", []),
         ("manta", "", ["lm_head.weight"]),
@@ -136,7 +162,11 @@ def test_published_weights_load_with_their_prefix_and_heads(name, prefix, heads,
     model = make(name)
     # The published file of MANTa holds this matrix under two names.
     weights = {f"{prefix}{key}": value.clone() for key, value in model.state_dict().items()}
-    save_file(weights | {head: torch.zeros(1, 1) for head in heads}, tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(
+        weights | {head: torch.zeros(1, 1) for head in heads},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
     # Remote code is offered, and neither asked about nor run.
     written = model.config.to_dict() | {
         "auto_map": {"AutoConfig": "configuration.Config", "AutoModel": "modeling.Model"}
@@ -150,17 +180,26 @@ def test_published_weights_load_with_their_prefix_and_heads(name, prefix, heads,
 
 def test_published_names_of_van():
     block = "encoder.stages.1.layers.1."
-    names = {name.removeprefix(block) for name in make("van").state_dict() if name.startswith(block)}
+    names = {
+        name.removeprefix(block) for name in make("van").state_dict() if name.startswith(block)
+    }
     convolutions = [
         "attention.pre_projection.conv",
-        *(f"attention.attention_layer.attention.{part}" for part in ("depth_wise", "depth_wise_dilated", "point_wise")),
+        *(
+            f"attention.attention_layer.attention.{part}"
+            for part in ("depth_wise", "depth_wise_dilated", "point_wise")
+        ),
         "attention.post_projection",
         *(f"mlp.{part}" for part in ("in_dense", "depth_wise", "out_dense")),
     ]
     norms = ["pre_normomalization", "post_normalization"]
     assert names == {
         *(f"{name}.{part}" for name in convolutions for part in ("weight", "bias")),
-        *(f"{n}.{p}" for n in norms for p in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")),
+        *(
+            f"{n}.{p}"
+            for n in norms
+            for p in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        ),
         "attention_scaling.weight",
         "mlp_scaling.weight",
     }
@@ -168,9 +207,20 @@ def test_published_names_of_van():
 
 def test_published_names_of_character_bert():
     names = make("character_bert").state_dict()
-    words = {name.removeprefix("embeddings.word_embeddings.") for name in names if "word_embeddings" in name}
-    layers = [*(f"char_conv_{i}" for i in range(3)), *(f"_highways._layers.{i}" for i in range(2)), "_projection"]
-    assert words == {"_char_embedding_weights", *(f"{layer}.{part}" for layer in layers for part in ("weight", "bias"))}
+    words = {
+        name.removeprefix("embeddings.word_embeddings.")
+        for name in names
+        if "word_embeddings" in name
+    }
+    layers = [
+        *(f"char_conv_{i}" for i in range(3)),
+        *(f"_highways._layers.{i}" for i in range(2)),
+        "_projection",
+    ]
+    assert words == {
+        "_char_embedding_weights",
+        *(f"{layer}.{part}" for layer in layers for part in ("weight", "bias")),
+    }
     assert names["embeddings.word_embeddings._highways._layers.0.weight"].shape == (28, 14)
     assert "encoder.layer.1.attention.self.key.weight" in names
 
@@ -178,9 +228,17 @@ def test_published_names_of_character_bert():
 def test_published_names_of_manta():
     names = make("manta").state_dict()
     assert names["encoder.pooler.conv_layers.0.weight"].shape == (1, 1, 3, 8)
-    assert names["encoder.frontier_predictor.local_transformer.embeddings.position_embeddings.weight"].shape == (69, 8)
-    assert {name.partition(".")[0] for name in names} == {"encoder", "decoder", "decoder_embeddings"}
-    assert "encoder.t5_encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight" in names
+    assert names[
+        "encoder.frontier_predictor.local_transformer.embeddings.position_embeddings.weight"
+    ].shape == (69, 8)
+    assert {name.partition(".")[0] for name in names} == {
+        "encoder",
+        "decoder",
+        "decoder_embeddings",
+    }
+    assert (
+        "encoder.t5_encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight" in names
+    )
     assert "encoder.t5_encoder.embed_tokens.weight" not in names
     assert "decoder.block.2.layer.1.EncDecAttention.q.weight" in names
 
@@ -214,18 +272,27 @@ def test_a_van_block_written_out():
     maps = torch.randn(2, 6, 7, 5)
 
     def convolve(values, name, **options):
-        return functional.conv2d(values, weights[f"{name}.weight"], weights[f"{name}.bias"], **options)
+        return functional.conv2d(
+            values, weights[f"{name}.weight"], weights[f"{name}.bias"], **options
+        )
 
     def normalise(values, name):
         mean, variance, scale, shift = (
-            weights[f"{name}.{part}"][:, None, None] for part in ("running_mean", "running_var", "weight", "bias")
+            weights[f"{name}.{part}"][:, None, None]
+            for part in ("running_mean", "running_var", "weight", "bias")
         )
         return (values - mean) / (variance + 1e-5).sqrt() * scale + shift
 
     normal = normalise(maps, "pre_normomalization")
     value = functional.gelu(convolve(normal, "attention.pre_projection.conv"))
     large = convolve(value, "attention.attention_layer.attention.depth_wise", padding=2, groups=6)
-    large = convolve(large, "attention.attention_layer.attention.depth_wise_dilated", padding=9, dilation=3, groups=6)
+    large = convolve(
+        large,
+        "attention.attention_layer.attention.depth_wise_dilated",
+        padding=9,
+        dilation=3,
+        groups=6,
+    )
     attended = value * convolve(large, "attention.attention_layer.attention.point_wise")
     attended = normal + convolve(attended, "attention.post_projection")
     middle = maps + 0.5 * attended
@@ -249,7 +316,12 @@ def test_van_reads_through_patches_and_normalises_each_position():
 def test_images_are_prepared_as_the_published_models_had_them(tmp_path):
     make("van").save_pretrained(tmp_path)
     # What transformers 4 wrote.
-    written = {"feature_extractor_type": "ConvNextFeatureExtractor", "crop_pct": 0.875, "size": 224, "do_resize": True}
+    written = {
+        "feature_extractor_type": "ConvNextFeatureExtractor",
+        "crop_pct": 0.875,
+        "size": 224,
+        "do_resize": True,
+    }
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
     processor = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     image = torch.randint(0, 256, (3, 300, 400), dtype=torch.uint8)
@@ -270,12 +342,16 @@ def test_words_are_embedded_from_their_characters():
         kernel, bias = weights[f"char_conv_{i}.weight"], weights[f"char_conv_{i}.bias"]
         for f in range(filters):
             sums = [
-                sum(kernel[f, :, k] @ table[word[start + k]] for k in range(width)) for start in range(12 - width + 1)
+                sum(kernel[f, :, k] @ table[word[start + k]] for k in range(width))
+                for start in range(12 - width + 1)
             ]
             responses.append(max(0.0, float(max(sums) + bias[f])))
     hidden = torch.tensor(responses, dtype=torch.double)
     for i in range(2):
-        transformed = weights[f"_highways._layers.{i}.weight"] @ hidden + weights[f"_highways._layers.{i}.bias"]
+        transformed = (
+            weights[f"_highways._layers.{i}.weight"] @ hidden
+            + weights[f"_highways._layers.{i}.bias"]
+        )
         gate = 1 / (1 + torch.exp(-transformed[14:]))
         hidden = gate * hidden + (1 - gate) * transformed[:14].clamp(min=0)
     expected = weights["_projection.weight"] @ hidden + weights["_projection.bias"]
@@ -349,8 +425,12 @@ def naive_shares(frontiers: list[float], max_blocks: int) -> list[list[float]]:
     """P[block][byte] of one text, from the formula of the docstring."""
     begins = [0.0, *frontiers[1:]]
     means = [sum(begins[: s + 1]) for s in range(len(begins))]
-    deviations = [math.sqrt(sum(p * (1 - p) for p in begins[: s + 1]) + 5e-6) for s in range(len(begins))]
-    blocks = min(len(begins), int(max(m + 3 * d for m, d in zip(means, deviations, strict=True))) + 1)
+    deviations = [
+        math.sqrt(sum(p * (1 - p) for p in begins[: s + 1]) + 5e-6) for s in range(len(begins))
+    ]
+    blocks = min(
+        len(begins), int(max(m + 3 * d for m, d in zip(means, deviations, strict=True))) + 1
+    )
     shares = [[0.0] * len(begins) for _ in range(blocks)]
     for s, (mean, deviation) in enumerate(zip(means, deviations, strict=True)):
         densities = [-((mean - b) ** 2) / (2 * deviation) for b in range(blocks)]
@@ -361,10 +441,14 @@ def naive_shares(frontiers: list[float], max_blocks: int) -> list[list[float]]:
     return shares[:max_blocks]
 
 
-@pytest.mark.parametrize("frontiers", [[0.9, 0.1, 0.8, 0.2, 0.02, 0.97, 0.5], [0.0] * 5, [1.0] * 5, [0.3]])
+@pytest.mark.parametrize(
+    "frontiers", [[0.9, 0.1, 0.8, 0.2, 0.02, 0.97, 0.5], [0.0] * 5, [1.0] * 5, [0.3]]
+)
 def test_frontiers_share_bytes_out_over_blocks(frontiers):
     pooler = make("manta").encoder.pooler
-    shares, own = pooler.shares(torch.tensor([frontiers]), torch.ones(1, len(frontiers), dtype=torch.bool))
+    shares, own = pooler.shares(
+        torch.tensor([frontiers]), torch.ones(1, len(frontiers), dtype=torch.bool)
+    )
     expected = torch.tensor([naive_shares(frontiers, MANTA.max_length_encoder_decoder)])
     assert own.all()
     assert torch.allclose(shares, expected, atol=1e-5)
@@ -376,7 +460,9 @@ def test_certain_frontiers_give_hard_blocks():
         torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.0]]), torch.ones(1, 5, dtype=torch.bool)
     )
     assert own.shape == (1, 2)
-    assert torch.allclose(shares[0], torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0, 1.0]]))
+    assert torch.allclose(
+        shares[0], torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0, 1.0]])
+    )
 
 
 @torch.no_grad()
@@ -398,7 +484,9 @@ def test_a_block_pools_a_convolution_of_its_share(kernels, mean_pool):
     for share in naive_shares(frontiers[0].tolist(), MANTA.max_length_encoder_decoder):
         weight = 1 / max(1.0, sum(share)) if mean_pool else 1.0
         values = []
-        for layer, (size, filters) in zip(pooler.conv_layers, [[3, 8]] if depthwise else kernels, strict=True):
+        for layer, (size, filters) in zip(
+            pooler.conv_layers, [[3, 8]] if depthwise else kernels, strict=True
+        ):
             for f in range(filters):
                 responses = []
                 for s in range(9):
@@ -407,7 +495,11 @@ def test_a_block_pools_a_convolution_of_its_share(kernels, mean_pool):
                         t = s + k - size // 2
                         if 0 <= t < 9:
                             x = embedded[0, t]
-                            response = layer.weight[0, 0, k, f] * x[f] if depthwise else layer.weight[:, f, k] @ x
+                            response = (
+                                layer.weight[0, 0, k, f] * x[f]
+                                if depthwise
+                                else layer.weight[:, f, k] @ x
+                            )
                             total += weight * share[t] * float(response)
                     responses.append(total)
                 values.append(sum(responses) if mean_pool else max(responses))
@@ -424,23 +516,32 @@ def test_a_batch_of_texts_gives_what_each_gives_alone():
         _, masks = model.encoder(inputs["input_ids"], inputs["attention_mask"])
         for row, text in enumerate(TEXTS):
             alone = model(**byte_inputs(model, [text]))
-            blocks, length = alone.encoder_last_hidden_state.shape[1], alone.last_hidden_state.shape[1]
+            blocks, length = (
+                alone.encoder_last_hidden_state.shape[1],
+                alone.last_hidden_state.shape[1],
+            )
             assert masks[row].sum() == blocks
             hidden = together.encoder_last_hidden_state[row, :blocks]
             assert torch.allclose(hidden, alone.encoder_last_hidden_state[0], atol=1e-4)
-            assert torch.allclose(together.last_hidden_state[row, :length], alone.last_hidden_state[0], atol=1e-4)
+            assert torch.allclose(
+                together.last_hidden_state[row, :length], alone.last_hidden_state[0], atol=1e-4
+            )
     assert not masks.all()
 
 
 def test_the_encoder_is_called_with_the_mask_of_its_blocks():
     model = make("manta")
     calls = []
-    model.encoder.t5_encoder.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs), with_kwargs=True)
+    model.encoder.t5_encoder.register_forward_pre_hook(
+        lambda _, args, kwargs: calls.append(kwargs), with_kwargs=True
+    )
     with torch.no_grad():
         model(**byte_inputs(model, TEXTS))
         embedded = model.encoder.byte_embeddings(byte_inputs(model, TEXTS)["input_ids"])
         mask = byte_inputs(model, TEXTS)["attention_mask"]
-        blocks, own = model.encoder.pooler(embedded, model.encoder.frontier_predictor(embedded, mask), mask.bool())
+        blocks, own = model.encoder.pooler(
+            embedded, model.encoder.frontier_predictor(embedded, mask), mask.bool()
+        )
     assert torch.equal(calls[0]["attention_mask"].bool(), own)
     assert torch.equal(calls[0]["inputs_embeds"], blocks)
 
@@ -468,15 +569,23 @@ def test_hidden_states_of_both_stacks_are_given_on_request():
 
 def test_the_tokenizer_of_manta_is_byt5s(tmp_path):
     make("manta").save_pretrained(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
-    assert AutoTokenizer.from_pretrained(tmp_path)("Hi")["input_ids"] == [ord("H") + 3, ord("i") + 3, 1]
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "ByT5Tokenizer"})
+    )
+    assert AutoTokenizer.from_pretrained(tmp_path)("Hi")["input_ids"] == [
+        ord("H") + 3,
+        ord("i") + 3,
+        1,
+    ]
 
 
 def test_what_manta_cannot_read_is_said():
     model = make("manta")
     with pytest.raises(AnalysisError, match="a text has 81 bytes, but MANTa reads 64 at once"):
         model(**byte_inputs(model, ["x" * 80]))
-    with pytest.raises(AnalysisError, match="pooling_kernel_size has a kernel of 4 bytes: give an odd number"):
+    with pytest.raises(
+        AnalysisError, match="pooling_kernel_size has a kernel of 4 bytes: give an odd number"
+    ):
         MantaModel(MantaConfig(**MANTA.to_dict() | {"pooling_kernel_size": 4}))
 
 

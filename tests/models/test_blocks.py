@@ -1,4 +1,6 @@
-"""Which modules are the blocks of a model and whose attention is captured, where a model does not say so plainly."""
+"""Which modules are the blocks of a model and whose attention is captured, where a model does not
+say so plainly.
+"""
 
 import copy
 
@@ -28,7 +30,9 @@ def hidden(tables: dict, stack: str | None = None) -> list[float]:
     return rows[rows["layer"].isin(kept["layer"])]["cosine"].tolist()
 
 
-def documented(model: nn.Module, name: str = "hidden_states", shift: bool = False) -> list[list[np.ndarray]]:
+def documented(
+    model: nn.Module, name: str = "hidden_states", shift: bool = False
+) -> list[list[np.ndarray]]:
     """What ``output_hidden_states`` gives of each text alone, without padding, by layer."""
     found = []
     for text in SOME:
@@ -71,7 +75,10 @@ def test_an_encoder_that_gives_no_hidden_states_is_there_without_its_padding():
     tables = measure(model, SOME, "anisotropy", tokenizer=reads(), progress=False)
     wanted = cosines(documented(model.encoder))
     assert hidden(tables, "encoder")[:-1] == pytest.approx(wanted, abs=TOLERANCE)
-    assert "the attention of encoder.layers.0.self_attn and of 1 more modules" in tables.run["notes"][0]
+    assert (
+        "the attention of encoder.layers.0.self_attn and of 1 more modules"
+        in tables.run["notes"][0]
+    )
 
 
 def test_bert_to_bert_has_two_stacks():
@@ -112,7 +119,9 @@ def test_the_encoder_of_whisper_as_an_object():
 
 def test_a_text_is_cut_to_the_positions_of_mpt():
     model = shrunk.build("mpt", max_seq_len=16)
-    tables = measure(model, [" ".join(TEXTS), *SOME], "anisotropy", tokenizer=reads(), progress=False)
+    tables = measure(
+        model, [" ".join(TEXTS), *SOME], "anisotropy", tokenizer=reads(), progress=False
+    )
     assert "longer than the 16 tokens that are read" in tables.run["notes"][0]
 
 
@@ -137,12 +146,14 @@ def test_a_model_has_no_more_hooks_than_before():
 
 @pytest.mark.parametrize("model_type", ["gptj", "xlnet", "falcon", "convbert"])
 def test_keys_that_are_zero_draw_even_attention(model_type):
-    """What is changed acts on attention that a module computes by itself: all scores are then the same."""
+    """What is changed acts on attention that a module computes by itself: all scores are then the
+    same.
+    """
     model = built(model_type).double()
     changed = Replace("key", layers=[1], by="zero")
-    tables = measure(model, SOME, "attention_entropy", tokenizer=reads(), intervention=changed, progress=False)[
-        "attention_entropy"
-    ]
+    tables = measure(
+        model, SOME, "attention_entropy", tokenizer=reads(), intervention=changed, progress=False
+    )["attention_entropy"]
     lengths = [len(reads()(text)["input_ids"]) for text in SOME]
     causal = model_type in ("gptj", "falcon")
     seen = [np.arange(1, length + 1) if causal else np.full(length, length) for length in lengths]
@@ -161,14 +172,19 @@ def test_pytorchs_own_attention_is_the_same_as_the_eager_one():
         model.config._attn_implementation = kind
         tables = measure(model, SOME, tokenizer=reads(), progress=False)
         found[kind] = np.concatenate(
-            [tables["attention_entropy"]["entropy_nats"], tables["score_contributions"]["contribution"]]
+            [
+                tables["attention_entropy"]["entropy_nats"],
+                tables["score_contributions"]["contribution"],
+            ]
         )
     np.testing.assert_allclose(found["eager"], found["sdpa"], atol=1e-9)
 
 
 def test_attention_of_xglm_in_single_precision():
     model = built("xglm")
-    tables = measure(model, SOME, "attention_entropy", tokenizer=reads(), progress=False)["attention_entropy"]
+    tables = measure(model, SOME, "attention_entropy", tokenizer=reads(), progress=False)[
+        "attention_entropy"
+    ]
     entropies = {layer: [[] for _ in range(model.config.attention_heads)] for layer in (1, 2)}
     for text in SOME:
         with torch.no_grad():
@@ -195,7 +211,9 @@ def test_attention_by_blocks_is_said_not_to_be_captured():
     model = shrunk.build("big_bird", block_size=4, num_random_blocks=1, max_position_embeddings=160)
     long = [" ".join(TEXTS[:5])]
     assert len(reads()(long[0])["input_ids"]) > 28
-    with pytest.raises(AnalysisError, match=r"attention_entropy makes no sense .* captured in 0 of 2 layers"):
+    with pytest.raises(
+        AnalysisError, match=r"attention_entropy makes no sense .* captured in 0 of 2 layers"
+    ):
         measure(copy.deepcopy(model), long, "attention_entropy", tokenizer=reads(), progress=False)
     tables = measure(model.double(), long, tokenizer=reads(), progress=False)
     assert "attention_entropy" not in tables
@@ -219,10 +237,14 @@ def test_attention_by_blocks_is_said_not_to_be_captured():
 )
 def test_attention_that_is_not_captured_is_no_lack_of_it(model_type, reason):
     model = built(model_type)
-    with pytest.raises(AnalysisError, match=f"attention_entropy makes no sense for .*: {reason}; leave it out"):
+    with pytest.raises(
+        AnalysisError, match=f"attention_entropy makes no sense for .*: {reason}; leave it out"
+    ):
         measure(model, SOME, "attention_entropy", tokenizer=reads(), progress=False)
     notes = measure(model, SOME, "anisotropy", tokenizer=reads(), progress=False).run["notes"]
-    assert any("is not captured, and in no table" in note for note in notes) == ("not captured" in reason)
+    assert any("is not captured, and in no table" in note for note in notes) == (
+        "not captured" in reason
+    )
 
 
 def test_a_softmax_that_is_a_module_of_its_own_is_part_of_what_is_captured():
@@ -232,4 +254,10 @@ def test_a_softmax_that_is_a_module_of_its_own_is_part_of_what_is_captured():
 def test_the_attention_of_windows_of_an_image_is_said_not_to_be_captured():
     model = shrunk.build("swin", **CHANGES["swin"])
     with pytest.raises(AnalysisError, match="its attention is not captured"):
-        measure(model, tiny.corpus("vit"), "attention_entropy", processor=shrunk.processor(model), progress=False)
+        measure(
+            model,
+            tiny.corpus("vit"),
+            "attention_entropy",
+            processor=shrunk.processor(model),
+            progress=False,
+        )

@@ -1,4 +1,6 @@
-"""Folders that name code to fetch, that do not say their type, whose weights are pickles, or of which there are two."""
+"""Folders that name code to fetch, that do not say their type, whose weights are pickles, or of
+which there are two.
+"""
 
 import copy
 import json
@@ -36,10 +38,16 @@ def changed(path: Path, **settings: object) -> None:
     [
         ("config.json", {"_attn_implementation": REPOSITORY}),
         ("config.json", {"attn_implementation": f"paged|{REPOSITORY}"}),
-        ("config.json", {"attn_implementation": {"": "sdpa", "text_config": f"{REPOSITORY}:forward"}}),
+        (
+            "config.json",
+            {"attn_implementation": {"": "sdpa", "text_config": f"{REPOSITORY}:forward"}},
+        ),
         ("config.json", {"text_config": {"_attn_implementation": f"{REPOSITORY}@main"}}),
         ("config.json", {"_experts_implementation": REPOSITORY}),
-        ("config.json", {"kernel_config": {"kernel_mapping": {"RMSNorm": f"{REPOSITORY}:RMSNorm"}}}),
+        (
+            "config.json",
+            {"kernel_config": {"kernel_mapping": {"RMSNorm": f"{REPOSITORY}:RMSNorm"}}},
+        ),
         ("config.json", {"quantization_config": {"quant_method": "gptq", "kernel": REPOSITORY}}),
         ("generation_config.json", {"custom_generate": REPOSITORY}),
         ("tokenizer_config.json", {"attn_implementation": REPOSITORY}),
@@ -47,7 +55,9 @@ def changed(path: Path, **settings: object) -> None:
 )
 def test_settings_that_name_code_are_one_line(file, settings, tmp_path):
     changed(tiny.save(tmp_path / "bert", "bert") / file, **settings)
-    with pytest.raises(AnalysisError, match=f"its {file} names code to fetch .*{REPOSITORY}") as refused:
+    with pytest.raises(
+        AnalysisError, match=f"its {file} names code to fetch .*{REPOSITORY}"
+    ) as refused:
         load_model(tmp_path / "bert")
     assert "\n" not in str(refused.value)
 
@@ -68,7 +78,10 @@ def pickled(folder: Path, old_names: bool = False) -> None:
     if old_names:
         ends = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
         for new, old in ends.items():
-            weights = {name.removesuffix(new) + old if name.endswith(new) else name: w for name, w in weights.items()}
+            weights = {
+                name.removesuffix(new) + old if name.endswith(new) else name: w
+                for name, w in weights.items()
+            }
     torch.save(weights, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
@@ -79,7 +92,10 @@ def test_a_pickle_is_read_as_tensors_and_said(tmp_path, caplog):
     pickled(folder)
     with caplog.at_level(logging.WARNING):
         pd.testing.assert_frame_equal(table(folder), expected)
-    assert "its weights are a pickle (pytorch_model.bin), of which tensors alone are read" in caplog.text
+    assert (
+        "its weights are a pickle (pytorch_model.bin), of which tensors alone are read"
+        in caplog.text
+    )
     before = revision_of(str(folder))
     weights = torch.load(folder / "pytorch_model.bin")
     torch.save({name: weight + 1 for name, weight in weights.items()}, folder / "pytorch_model.bin")
@@ -96,7 +112,9 @@ def test_a_pickle_of_code_is_one_line_and_does_not_run(tmp_path, monkeypatch):
     folder = tiny.save(tmp_path / "bert", "bert")
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Harmful()))
-    with pytest.raises(AnalysisError, match="holds more than tensors, and no code of a model is run"):
+    with pytest.raises(
+        AnalysisError, match="holds more than tensors, and no code of a model is run"
+    ):
         load_model(folder)
     assert not Path("ran").exists()
 
@@ -126,7 +144,9 @@ def test_the_type_of_an_old_model_follows_from_its_weights(name, tmp_path, caplo
     path.write_text(json.dumps(settings))
     with caplog.at_level(logging.WARNING):
         pd.testing.assert_frame_equal(table(tmp_path / name), expected)
-    assert f"its config.json says no model_type: its weights are all of a {name} model" in caplog.text
+    assert (
+        f"its config.json says no model_type: its weights are all of a {name} model" in caplog.text
+    )
 
 
 def test_a_type_that_does_not_follow_is_one_line_with_the_remedy(tmp_path):
@@ -136,7 +156,9 @@ def test_a_type_that_does_not_follow_is_one_line_with_the_remedy(tmp_path):
     settings = json.loads(path.read_text())
     settings.pop("model_type")
     path.write_text(json.dumps(settings))
-    with pytest.raises(AnalysisError, match=r"fit bert and roberta.* alike: save it anew .*save_pretrained") as refused:
+    with pytest.raises(
+        AnalysisError, match=r"fit bert and roberta.* alike: save it anew .*save_pretrained"
+    ) as refused:
         load_model(folder)
     assert "\n" not in str(refused.value)
 
@@ -148,7 +170,9 @@ def test_the_weights_of_two_saves_are_one_line(with_index, tmp_path):
     tuned.save_pretrained(folder, max_shard_size="20KB")
     if not with_index:
         (folder / "model.safetensors.index.json").unlink()
-    with pytest.raises(AnalysisError, match=r"two saves, model.safetensors and model-00001-of-.*: delete those"):
+    with pytest.raises(
+        AnalysisError, match=r"two saves, model.safetensors and model-00001-of-.*: delete those"
+    ):
         load_model(folder)
     (folder / "model.safetensors").unlink()
     if with_index:
@@ -174,12 +198,17 @@ def test_weights_of_parts_that_were_wrapped(before, after, tmp_path):
 # --- Names ----------------------------------------------------------------------------------------
 
 
-def test_a_folder_called_like_a_known_model_is_passed_over_with_a_note(tmp_path, monkeypatch, caplog):
+def test_a_folder_called_like_a_known_model_is_passed_over_with_a_note(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "minilm").mkdir()
     with caplog.at_level(logging.WARNING):
         assert len(load_model("minilm").stacks) == 1
-    assert "minilm is the known model of that name, and not the folder minilm that lies here" in caplog.text
+    assert (
+        "minilm is the known model of that name, and not the folder minilm that lies here"
+        in caplog.text
+    )
     assert "give ./minilm" in caplog.text
 
 
@@ -203,12 +232,16 @@ def test_what_sentence_transformers_would_do_with_a_text_is_said(inner, tmp_path
 
 
 @pytest.mark.parametrize("name", ["digits", "wikipedia"])
-def test_what_is_called_like_a_known_corpus_is_passed_over_with_a_note(name, tmp_path, monkeypatch, caplog):
+def test_what_is_called_like_a_known_corpus_is_passed_over_with_a_note(
+    name, tmp_path, monkeypatch, caplog
+):
     monkeypatch.chdir(tmp_path)
     load_corpus(name, limit=1)
     assert "known corpus" not in caplog.text
     Path(name).write_text("one line")
     with caplog.at_level(logging.WARNING):
         load_corpus(name, limit=1)
-    assert f"{name} is the known corpus of that name, and not what lies here under it" in caplog.text
+    assert (
+        f"{name} is the known corpus of that name, and not what lies here under it" in caplog.text
+    )
     assert f"give ./{name}" in caplog.text

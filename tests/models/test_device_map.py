@@ -1,4 +1,6 @@
-"""Models larger than their device: their parts lie on disk until they are used, and measure the same."""
+"""Models larger than their device: their parts lie on disk until they are used, and measure the
+same.
+"""
 
 import subprocess
 import sys
@@ -51,21 +53,33 @@ def test_parts_on_disk_measure_as_those_in_memory(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["deberta", "canine"])
 def test_what_cannot_be_spread_says_so(name, tmp_path):
-    with pytest.raises(AnalysisError, match="cannot be spread over devices: leave the device map out"):
+    with pytest.raises(
+        AnalysisError, match="cannot be spread over devices: leave the device map out"
+    ):
         load_model(tiny.save(tmp_path, name), device_map=DISK)
 
 
 def test_a_map_of_ones_own_splits_a_model_and_workers_read_it_likewise(tmp_path):
     tiny.save(tmp_path, "bert")
     whole = load_model(tmp_path)
-    split = load_model(tmp_path, device_map={"embeddings": "cpu", "encoder": "disk", "pooler": "disk"})
+    split = load_model(
+        tmp_path, device_map={"embeddings": "cpu", "encoder": "disk", "pooler": "disk"}
+    )
     assert {p.is_meta for p in split.model.parameters()} == {True, False}
     assert all(p.is_meta for p in shards._loaded(split.spec).model.encoder.parameters())
-    assert_same(*(dict(measure(model, tiny.corpus("bert"), "anisotropy", progress=False)) for model in (split, whole)))
+    assert_same(
+        *(
+            dict(measure(model, tiny.corpus("bert"), "anisotropy", progress=False))
+            for model in (split, whole)
+        )
+    )
 
 
 def test_auto_keeps_what_fits_on_the_device(tmp_path):
-    assert not any(p.is_meta for p in load_model(tiny.save(tmp_path, "bert"), device_map="auto").model.parameters())
+    assert not any(
+        p.is_meta
+        for p in load_model(tiny.save(tmp_path, "bert"), device_map="auto").model.parameters()
+    )
 
 
 def test_weights_on_disk_that_are_not_finite_are_named(tmp_path):
@@ -73,13 +87,18 @@ def test_weights_on_disk_that_are_not_finite_are_named(tmp_path):
     torch.nn.init.constant_(model.encoder.layer[1].output.dense.weight, torch.nan)
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
-    with pytest.raises(AnalysisError, match=r"encoder.layer.1.output.dense.weight \(layer 2\) hold NaN"):
+    with pytest.raises(
+        AnalysisError, match=r"encoder.layer.1.output.dense.weight \(layer 2\) hold NaN"
+    ):
         load_model(tmp_path, device_map=DISK)
 
 
 def test_a_model_at_hand_that_lies_on_disk(tmp_path):
     tiny.save(tmp_path, "llama")
-    read = [transformers.AutoModel.from_pretrained(tmp_path, device_map=place) for place in (DISK, "cpu")]
+    read = [
+        transformers.AutoModel.from_pretrained(tmp_path, device_map=place)
+        for place in (DISK, "cpu")
+    ]
     models = [load_model(model, processor=load_model(tmp_path).processor) for model in read]
     assert models[0].revision == models[1].revision
     assert_same(*(dict(measure(model, tiny.corpus("llama"), progress=False)) for model in models))
@@ -89,7 +108,9 @@ def test_a_model_at_hand_that_lies_on_disk(tmp_path):
 def test_the_check_of_half_precision_needs_no_copy_in_memory(dtype, tmp_path, monkeypatch):
     """It is decided in float64, where all weights at once would take four times the memory."""
     copies, in_double = [], checked_pass._in_double
-    monkeypatch.setattr(checked_pass, "_in_double", lambda *given: copies.append(in_double(*given)) or copies[-1])
+    monkeypatch.setattr(
+        checked_pass, "_in_double", lambda *given: copies.append(in_double(*given)) or copies[-1]
+    )
     model = load_model(tiny.save(tmp_path, "llama"), dtype=dtype)
     measure(model, tiny.corpus("llama"), "anisotropy", progress=False)
     ((double, _),) = copies
@@ -120,13 +141,17 @@ print((max(highest) - before) * 1024 / size)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_weights_are_in_memory_once_while_they_are_read(dtype, tmp_path):
     tiny.save(tmp_path, "llama", hidden_size=512, intermediate_size=2048, num_hidden_layers=16)
-    done = subprocess.run([sys.executable, "-c", LOADING, tmp_path, dtype], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING, tmp_path, dtype], capture_output=True, text=True, check=True
+    )
     assert float(done.stdout) < 1.5
 
 
 @pytest.mark.parametrize("places", ["disk", "", {}, {"": "meta"}, {"": None}, 5])
 def test_a_map_that_makes_no_sense_says_so(places, tmp_path):
-    with pytest.raises(AnalysisError, match=r"the device map is .*: give auto, or where each part lies"):
+    with pytest.raises(
+        AnalysisError, match=r"the device map is .*: give auto, or where each part lies"
+    ):
         load_model(tiny.save(tmp_path, "bert"), device_map=places)
 
 

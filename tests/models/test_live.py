@@ -1,4 +1,6 @@
-"""Models and texts that a program holds: measured as if they had been loaded, and left as they were."""
+"""Models and texts that a program holds: measured as if they had been loaded, and left as they
+were.
+"""
 
 import copy
 import re
@@ -19,17 +21,30 @@ from analysis_lib import AnalysisError, Corpus, load_corpus, load_model, measure
 from analysis_lib.corpora import Pair
 from analysis_lib.corpora.objects import TextFile
 
-TEXTS = ["the cat sat on the mat , and slept .", "a dog barked at it", "where is the other one ?"] * 3
+TEXTS = [
+    "the cat sat on the mat , and slept .",
+    "a dog barked at it",
+    "where is the other one ?",
+] * 3
 
 
 def state(model: torch.nn.Module) -> list:
     """All that a measurement could leave behind in a model."""
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()]
-    return [*hooks, model.config._attn_implementation, *(p.detach().clone() for p in model.parameters())]
+    hooks = [
+        (len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()
+    ]
+    return [
+        *hooks,
+        model.config._attn_implementation,
+        *(p.detach().clone() for p in model.parameters()),
+    ]
 
 
 def same(before: list, after: list) -> bool:
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(before, after, strict=True))
+    return all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(before, after, strict=True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +94,8 @@ def test_the_head_of_a_t5_stays_beside_its_stacks():
     model = transformers.T5ForConditionalGeneration(bare.config)
     model.load_state_dict(bare.state_dict(), strict=False)
     found, expected = (
-        measure(each, TEXTS, "anisotropy", processor=tokenizer, progress=False)["anisotropy"] for each in (model, bare)
+        measure(each, TEXTS, "anisotropy", processor=tokenizer, progress=False)["anisotropy"]
+        for each in (model, bare)
     )
     pd.testing.assert_frame_equal(found, expected)
 
@@ -114,7 +130,9 @@ def test_a_model_at_hand_that_has_changed_is_another(bert):
     assert load_model(model, processor=tokenizer).revision != before
 
 
-@pytest.mark.parametrize("data", [TEXTS, tuple(TEXTS), pd.Series(TEXTS), (text for text in TEXTS), iter(TEXTS)])
+@pytest.mark.parametrize(
+    "data", [TEXTS, tuple(TEXTS), pd.Series(TEXTS), (text for text in TEXTS), iter(TEXTS)]
+)
 def test_texts_at_hand_are_measured_alike(bert, expected, data):
     found = measure(bert[0], data, "anisotropy", tokenizer=bert[1], progress=False)
     pd.testing.assert_frame_equal(found["anisotropy"], expected)
@@ -195,11 +213,17 @@ def test_what_is_no_model_is_refused_in_a_line(bert):
 def test_objects_say_what_they_are_in_a_line(bert):
     model, corpus = load_model(bert[0], processor=bert[1]), load_corpus(TEXTS)
     tables = measure(model, corpus, "anisotropy", progress=False)
-    for shown, words in ((model, "BertModel of 3 layers"), (corpus, "9 texts"), (tables, "anisotropy")):
+    for shown, words in (
+        (model, "BertModel of 3 layers"),
+        (corpus, "9 texts"),
+        (tables, "anisotropy"),
+    ):
         assert words in repr(shown)
         assert "\n" not in repr(shown)
         assert len(repr(shown)) < 200
-    assert "2 units, of the classes a" in repr(Corpus("c", ["x", "y"], labels=[0, 0], classes=["a"], units=["1", "2"]))
+    assert "2 units, of the classes a" in repr(
+        Corpus("c", ["x", "y"], labels=[0, 0], classes=["a"], units=["1", "2"])
+    )
 
 
 def test_a_stream_is_read_once_and_lies_in_a_file():
@@ -223,7 +247,9 @@ def test_parts_of_texts_that_a_program_gives_do_not_pile_up_in_memory():
     corpus = load_corpus(f"{i} {'word ' * 100}" for i in range(20_000))
     parts = [corpus.items[start : start + 500] for start in range(0, len(corpus), 500)]
     tracemalloc.start()
-    assert [part[0].split()[0] for part in parts] == [str(start) for start in range(0, len(corpus), 500)]
+    assert [part[0].split()[0] for part in parts] == [
+        str(start) for start in range(0, len(corpus), 500)
+    ]
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # Of 10 MB.
@@ -248,14 +274,17 @@ print(len(corpus), peak() - before)
 
 def test_a_hundred_thousand_texts_take_no_memory_of_their_own():
     """They are 100 MB; what is remembered of each is its group."""
-    done = subprocess.run([sys.executable, "-c", STREAM], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", STREAM], capture_output=True, text=True, check=True
+    )
     count, kilobytes = map(int, done.stdout.split())
     assert count == 100_000
     assert kilobytes < 30_000
 
 
 def errors(name: str, dtype: torch.dtype) -> dict[str, float]:
-    """How far the tables of a model in half precision lie from those of the same weights in float32.
+    """How far the tables of a model in half precision lie from those of the same weights in
+    float32.
 
     In each table's root mean square.
     """
@@ -270,12 +299,17 @@ def errors(name: str, dtype: torch.dtype) -> dict[str, float]:
         for number in numbers
         if number in found[table] and len(found[table])
     }
-    return {name: np.abs(half - full).max() / np.sqrt(np.mean(full**2)) for name, (half, full) in pairs.items()}
+    return {
+        name: np.abs(half - full).max() / np.sqrt(np.mean(full**2))
+        for name, (half, full) in pairs.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["bert", "mpnet", "deberta-v3", "gpt2", "llama", "qwen3"])
 def test_half_precision_costs_its_rounding_and_no_more(name):
-    """bfloat16 has three bits less than float16: what is rounding shrinks by eight, and a mistake of ours would not."""
+    """bfloat16 has three bits less than float16: what is rounding shrinks by eight, and a mistake
+    of ours would not.
+    """
     coarse, fine = errors(name, torch.bfloat16), errors(name, torch.float16)
     assert len(coarse) > 8
     for number, error in fine.items():
@@ -294,18 +328,25 @@ def test_the_precisions_have_names(tmp_path):
 def test_the_metric_of_ones_own_that_the_book_shows_runs(bert):
     page = Path(__file__).parents[2] / "book" / "using.md"
     (code,) = re.findall(
-        r"```python\n(import pandas as pd\nfrom analysis_lib import measure.*?)\nmeasure\(", page.read_text(), re.DOTALL
+        r"```python\n(import pandas as pd\nfrom analysis_lib import measure.*?)\nmeasure\(",
+        page.read_text(),
+        re.DOTALL,
     )
     space = {}
     exec(code, space)
     model = load_model(bert[0], processor=bert[1])
-    norms = measure(model, TEXTS, "mean_vector", progress=False)["mean_vector"].query("space == 'hidden'")["mean_norm"]
+    norms = measure(model, TEXTS, "mean_vector", progress=False)["mean_vector"].query(
+        "space == 'hidden'"
+    )["mean_norm"]
     shares = [
-        measure(model, TEXTS, [space["LongVectors"](bound)], progress=False)["long_vectors"] for bound in (0, 1e9)
+        measure(model, TEXTS, [space["LongVectors"](bound)], progress=False)["long_vectors"]
+        for bound in (0, 1e9)
     ]
     assert [table["share"].unique().tolist() for table in shares] == [[1.0], [0.0]]
     assert len(shares[0]) == len(norms)
-    between = measure(model, TEXTS, [space["LongVectors"](norms.mean())], progress=False)["long_vectors"]
+    between = measure(model, TEXTS, [space["LongVectors"](norms.mean())], progress=False)[
+        "long_vectors"
+    ]
     assert between["share"].between(0, 1).all()
     assert (between["ci_low"] <= between["share"]).all()
 
@@ -322,7 +363,8 @@ def test_the_lines_that_the_first_page_shows_run(tmp_path, monkeypatch):
     assert len(space["tables"]["anisotropy"].query("space == 'hidden'")) == 4
 
 
-# --- As others leave them ---------------------------------------------------------------------------
+# --- As others leave them
+# ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["cpu", "disk"])
@@ -340,7 +382,12 @@ def test_a_model_whose_weights_lie_elsewhere_until_they_are_used(bert, expected,
 def test_a_body_whose_encoder_bears_the_name_of_a_body():
     """As in DINOv3."""
     config = transformers.DINOv3ViTConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=32,
+        patch_size=8,
     )
     model = transformers.DINOv3ViTModel(config).eval()
     _, processor = tiny.build("vit")
@@ -352,8 +399,13 @@ def test_a_body_whose_encoder_bears_the_name_of_a_body():
 def test_a_part_of_a_listed_architecture_alone():
     whole, processor = tiny.build("whisper")
     found, expected = (
-        measure(model, tiny.corpus("whisper"), "anisotropy", processor=reads, progress=False)["anisotropy"]
-        for model, reads in ((whole.encoder, getattr(processor, "feature_extractor", processor)), (whole, processor))
+        measure(model, tiny.corpus("whisper"), "anisotropy", processor=reads, progress=False)[
+            "anisotropy"
+        ]
+        for model, reads in (
+            (whole.encoder, getattr(processor, "feature_extractor", processor)),
+            (whole, processor),
+        )
     )
     both = found.merge(expected, on=["space", "layer", "head"])
     hidden = both.query("space == 'hidden'")

@@ -1,4 +1,6 @@
-"""Folders as others leave them: heads, wrappers, checkpoints, sentence-transformers; and damaged ones, in one line."""
+"""Folders as others leave them: heads, wrappers, checkpoints, sentence-transformers; and damaged
+ones, in one line.
+"""
 
 import ast
 import json
@@ -41,8 +43,12 @@ def table(model, name: str, **options) -> pd.DataFrame:
     return found[found["space"] == "hidden"].drop(columns="head")
 
 
-def head_of(name: str, head: str) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedModel, object]:
-    """A tiny model with a head, whose base has the weights of the tiny model; that; and what prepares its input."""
+def head_of(
+    name: str, head: str
+) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedModel, object]:
+    """A tiny model with a head, whose base has the weights of the tiny model; that; and what
+    prepares its input.
+    """
     bare, reads = tiny.build(name)
     model = getattr(transformers, head)(bare.config).eval()
     weights = bare.state_dict()
@@ -53,7 +59,9 @@ def head_of(name: str, head: str) -> tuple[transformers.PreTrainedModel, transfo
     return model, bare, reads
 
 
-@pytest.mark.parametrize(("name", "head"), [(name, head) for name, heads in HEADS.items() for head in heads])
+@pytest.mark.parametrize(
+    ("name", "head"), [(name, head) for name, heads in HEADS.items() for head in heads]
+)
 def test_a_head_does_not_matter(name, head, tmp_path):
     model, bare, reads = head_of(name, head)
     expected = table(bare, name, processor=reads)
@@ -80,8 +88,14 @@ def test_weights_of_a_wrapped_model(prefix, head, tmp_path):
     model.save_pretrained(tmp_path)
     reads.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    save_file({prefix + key: value for key, value in weights.items()}, tmp_path / "model.safetensors", {"format": "pt"})
-    pd.testing.assert_frame_equal(table(tmp_path, "bert"), table(bare, "bert", processor=reads), rtol=1e-4)
+    save_file(
+        {prefix + key: value for key, value in weights.items()},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    pd.testing.assert_frame_equal(
+        table(tmp_path, "bert"), table(bare, "bert", processor=reads), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,18 +154,25 @@ def test_weights_in_another_folder_are_part_of_what_a_model_is_known_by(tmp_path
     os.rename(tmp_path / "model.safetensors", tmp_path / "parts" / "one.safetensors")
     index = {
         "metadata": {},
-        "weight_map": dict.fromkeys(load_file(tmp_path / "parts/one.safetensors"), "parts/one.safetensors"),
+        "weight_map": dict.fromkeys(
+            load_file(tmp_path / "parts/one.safetensors"), "parts/one.safetensors"
+        ),
     }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     before = revision_of(str(tmp_path))
     assert "parts/one.safetensors" in file_hashes(tmp_path)
     assert load_model(tmp_path).revision == before
     weights = load_file(tmp_path / "parts/one.safetensors")
-    save_file({key: value + 1 for key, value in weights.items()}, tmp_path / "parts/one.safetensors", {"format": "pt"})
+    save_file(
+        {key: value + 1 for key, value in weights.items()},
+        tmp_path / "parts/one.safetensors",
+        {"format": "pt"},
+    )
     assert revision_of(str(tmp_path)) != before
 
 
-# --- Damage -----------------------------------------------------------------------------------------
+# --- Damage
+# -----------------------------------------------------------------------------------------
 
 
 def reconfigured(**changes):
@@ -163,10 +184,15 @@ def reconfigured(**changes):
 
 
 def complex_weights(folder: Path) -> None:
-    weights = {key: torch.from_numpy(value) for key, value in load_file(folder / "model.safetensors").items()}
+    weights = {
+        key: torch.from_numpy(value)
+        for key, value in load_file(folder / "model.safetensors").items()
+    }
     key = "encoder.layer.1.attention.self.key.weight"
     save_torch(
-        weights | {key: torch.complex(weights[key], weights[key])}, folder / "model.safetensors", {"format": "pt"}
+        weights | {key: torch.complex(weights[key], weights[key])},
+        folder / "model.safetensors",
+        {"format": "pt"},
     )
 
 
@@ -223,11 +249,17 @@ def test_a_t5_that_does_not_say_how_its_decoder_starts(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("vit", {"image_size": 16}), ("deit", {"image_size": 64}), ("vit", {"num_channels": 1, "image_size": 48})],
+    [
+        ("vit", {"image_size": 16}),
+        ("deit", {"image_size": 64}),
+        ("vit", {"num_channels": 1, "image_size": 48}),
+    ],
 )
 def test_images_of_another_size_are_one_line(name, changes, tmp_path):
     tiny.save(tmp_path, name, **changes)
-    with pytest.raises(AnalysisError, match=r"its .*ImageProcessor.* (makes (of the data|alone)|fails)"):
+    with pytest.raises(
+        AnalysisError, match=r"its .*ImageProcessor.* (makes (of the data|alone)|fails)"
+    ):
         measure(tmp_path, tiny.corpus(name), "anisotropy", progress=False)
 
 
@@ -236,26 +268,47 @@ def test_one_letter_is_too_little_for_canine_or_measured(tiny_folder):
         measure(tiny_folder("canine"), ["a"], "isotropy", progress=False)
 
 
-# --- Foreign code -----------------------------------------------------------------------------------
+# --- Foreign code
+# -----------------------------------------------------------------------------------
 
-AUTOMATIC = {"AutoModel", "AutoTokenizer", "AutoConfig", "AutoImageProcessor", "AutoFeatureExtractor"}
+AUTOMATIC = {
+    "AutoModel",
+    "AutoTokenizer",
+    "AutoConfig",
+    "AutoImageProcessor",
+    "AutoFeatureExtractor",
+}
 
 
 def test_every_call_that_reads_a_folder_refuses_its_code():
-    """Each ``from_pretrained`` of the library has ``trust_remote_code=False``, by name or as part of ``LOCALLY``."""
-    assert analysis_lib.models.loading.LOCALLY == {"local_files_only": True, "trust_remote_code": False}
+    """Each ``from_pretrained`` of the library has ``trust_remote_code=False``, by name or as part
+    of ``LOCALLY``.
+    """
+    assert analysis_lib.models.loading.LOCALLY == {
+        "local_files_only": True,
+        "trust_remote_code": False,
+    }
     found = []
     homes = [Path(package.__file__).parent for package in (analysis_lib, analysis_book)]
     for path in [path for home in homes for path in home.rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
-                given = {keyword.arg or ast.unparse(keyword.value): keyword.value for keyword in node.keywords}
+                given = {
+                    keyword.arg or ast.unparse(keyword.value): keyword.value
+                    for keyword in node.keywords
+                }
                 # peft has no code of others to trust, and is given folders whose files are there.
                 of_peft = path.name == "adapters.py" and ast.unparse(node.func).startswith("peft.")
                 safe = "LOCALLY" in given or "where" in given or of_peft
                 assert safe, f"{path}:{node.lineno}: {ast.unparse(node)}"
                 found.append(path.name)
-    assert {"checkpoint.py", "loading.py", "text_classifiers.py", "pretraining.py", "conversion.py"} <= {*found}
+    assert {
+        "checkpoint.py",
+        "loading.py",
+        "text_classifiers.py",
+        "pretraining.py",
+        "conversion.py",
+    } <= {*found}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +325,10 @@ def test_code_beside_the_weights_does_not_run(name, file, key, auto, tmp_path, m
     evidence = tmp_path / "ran"
     (folder / "evil.py").write_text(f"open({str(evidence)!r}, 'w').close()\nclass Evil: pass\n")
     target = ["evil.Evil", "evil.Evil"] if auto == "AutoTokenizer" else "evil.Evil"
-    settings = json.loads((folder / file).read_text()) | {key: "Unheard", "auto_map": {auto: target}}
+    settings = json.loads((folder / file).read_text()) | {
+        key: "Unheard",
+        "auto_map": {auto: target},
+    }
     (folder / file).write_text(json.dumps(settings))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     # A tokenizer that it does not know, transformers reads by its own class.

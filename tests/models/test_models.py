@@ -41,7 +41,9 @@ def offline_cache(tmp_path, monkeypatch) -> Path:
     return cache
 
 
-def cached(cache: Path, repository: str, source: Path, commit: str = COMMIT, ref: str = "main") -> Path:
+def cached(
+    cache: Path, repository: str, source: Path, commit: str = COMMIT, ref: str = "main"
+) -> Path:
     """Lay ``source`` into a hub cache as the snapshot of a model."""
     home = cache / f"models--{repository.replace('/', '--')}"
     (home / "refs").mkdir(parents=True, exist_ok=True)
@@ -109,7 +111,12 @@ def test_a_folder_of_every_architecture(name, tiny_folder):
         assert blocks
         for block in blocks:
             if stack.attention:
-                assert block.get_submodule(stack.attention.module).get_submodule(stack.attention.key).weight.dim() >= 2
+                assert (
+                    block.get_submodule(stack.attention.module)
+                    .get_submodule(stack.attention.key)
+                    .weight.dim()
+                    >= 2
+                )
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
@@ -126,7 +133,14 @@ def test_the_length_of_a_text_is_that_of_the_positions(name, tiny_folder):
 @pytest.mark.parametrize(
     ("name", "length"),
     [
-        *(("gpt2", 160), ("qwen3", 160), ("mpnet", 160), ("deberta-v3", 160), ("canine", 256), ("character_bert", 160)),
+        *(
+            ("gpt2", 160),
+            ("qwen3", 160),
+            ("mpnet", 160),
+            ("deberta-v3", 160),
+            ("canine", 256),
+            ("character_bert", 160),
+        ),
         *(("manta", 128), ("byt5", LONGEST_TEXT), ("t5", LONGEST_TEXT)),
     ],
 )
@@ -149,13 +163,17 @@ def test_token_types(name, tiny_folder):
     assert found[0] == "cls"
     assert found[-1] == "sep"
     assert found.count("punct") == 2
-    assert {token for token, kind in zip(tokens, found, strict=True) if kind == "punct"} == {",", "."}
+    assert {token for token, kind in zip(tokens, found, strict=True) if kind == "punct"} == {
+        ",",
+        ".",
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # Nothing around a text; a token before it (and a space); one after it; [CLS] and [SEP] as code points or words.
+        # Nothing around a text; a token before it (and a space); one after it; [CLS] and [SEP] as
+        # code points or words.
         ("gpt2", "first other punct other"),
         ("llama", "cls other other other punct other"),
         ("t5", "first other other punct other sep"),
@@ -179,23 +197,44 @@ def test_token_types_of_the_bundled_vocabulary(minilm):
     punctuation = {token for token, kind in words.items() if kind == "punct"}
     assert {",", "."} <= punctuation
     assert punctuation <= set(",.，．、。،।")
-    assert {words[token] for token in ("!", "?", ";", "...", "the", "[MASK]") if token in words} == {"other"}
+    assert {
+        words[token] for token in ("!", "?", ";", "...", "the", "[MASK]") if token in words
+    } == {"other"}
 
 
 @pytest.mark.parametrize(
     ("name", "heads"),
     [
-        *(("bert", 2), ("distilbert", 2), ("mpnet", 2), ("deberta", 2), ("deberta-v3", 2), ("modernbert-biases", 2)),
-        *(("gpt2", 2), ("gpt_neox", 2), ("llama", 2), ("qwen2", 2), ("t5", 2), ("canine", 2), ("vit", 2)),
+        *(
+            ("bert", 2),
+            ("distilbert", 2),
+            ("mpnet", 2),
+            ("deberta", 2),
+            ("deberta-v3", 2),
+            ("modernbert-biases", 2),
+        ),
+        *(
+            ("gpt2", 2),
+            ("gpt_neox", 2),
+            ("llama", 2),
+            ("qwen2", 2),
+            ("t5", 2),
+            ("canine", 2),
+            ("vit", 2),
+        ),
     ],
 )
 def test_key_projection_gives_the_keys(name, heads, tiny_folder):
-    """However an architecture stores it: alone, as the middle third, or between the query and value of each head."""
+    """However an architecture stores it: alone, as the middle third, or between the query and value
+    of each head.
+    """
     loaded = load_model(str(tiny_folder(name)))
     stack, blocks = next(iter(loaded.stacks.items()))
     attention = blocks[-1].get_submodule(stack.attention.module)
     x = torch.randn(5, loaded.model.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    weight, bias = key_projection(attention.get_submodule(stack.attention.key), stack.attention.fused, heads, heads)
+    weight, bias = key_projection(
+        attention.get_submodule(stack.attention.key), stack.attention.fused, heads, heads
+    )
     found = torch.einsum("hed,td->hte", weight, x) + (0 if bias is None else bias.unsqueeze(1))
     projected = attention.get_submodule(stack.attention.key)(x)
     fused = stack.attention.fused
@@ -225,7 +264,9 @@ def test_a_checkpoint_of_a_language_model_loads_without_pooler(tmp_path):
     words.save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path))
     ((_, blocks),) = loaded.stacks.items()
-    torch.testing.assert_close(blocks[2].output.dense.weight, model.encoder.layer[2].output.dense.weight)
+    torch.testing.assert_close(
+        blocks[2].output.dense.weight, model.encoder.layer[2].output.dense.weight
+    )
 
 
 def test_known_models_are_described():
@@ -250,11 +291,15 @@ def test_an_untrained_twin_has_the_same_shape_and_the_weights_of_its_seed(minilm
     assert twin.revision == f"untrained, seed 0, of {minilm.revision}"
     assert twin.files == {}
     weights, trained = twin.model.state_dict(), minilm.model.state_dict()
-    assert {name: value.shape for name, value in weights.items()} == {n: v.shape for n, v in trained.items()}
+    assert {name: value.shape for name, value in weights.items()} == {
+        n: v.shape for n, v in trained.items()
+    }
     key = "encoder.layer.3.attention.self.key.weight"
     assert not torch.allclose(weights[key], trained[key])
     # As training would start: a normal law of this spread, and norms that do nothing yet.
-    assert weights[key].std().item() == pytest.approx(minilm.model.config.initializer_range, rel=0.02)
+    assert weights[key].std().item() == pytest.approx(
+        minilm.model.config.initializer_range, rel=0.02
+    )
     assert weights["embeddings.LayerNorm.weight"].eq(1).all()
     assert twin.tokenizer("A cone.")["input_ids"] == minilm.tokenizer("A cone.")["input_ids"]
     torch.manual_seed(1)
@@ -264,7 +309,9 @@ def test_an_untrained_twin_has_the_same_shape_and_the_weights_of_its_seed(minilm
     assert models.weights_identity("minilm:untrained") == models.weights_identity("minilm")
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "t5", "canine", "whisper", "vit", "resnet-basic", "manta"])
+@pytest.mark.parametrize(
+    "name", ["bert", "llama", "t5", "canine", "whisper", "vit", "resnet-basic", "manta"]
+)
 def test_an_untrained_twin_of_a_folder(name, tiny_folder, tmp_path):
     trained = load_model(str(tiny_folder(name)))
     # It needs no weights.
@@ -275,7 +322,9 @@ def test_an_untrained_twin_of_a_folder(name, tiny_folder, tmp_path):
     assert twin.layout == trained.layout
     assert type(twin.processor) is type(trained.processor)
     weights, others = twin.model.state_dict(), trained.model.state_dict()
-    assert {key: value.shape for key, value in weights.items()} == {key: value.shape for key, value in others.items()}
+    assert {key: value.shape for key, value in weights.items()} == {
+        key: value.shape for key, value in others.items()
+    }
     assert all(value.isfinite().all() for value in weights.values())
     assert not all(torch.equal(value, others[key]) for key, value in weights.items())
 
@@ -302,13 +351,18 @@ def test_an_alias_reads_its_pinned_commit(offline_cache, tiny_folder):
     cached(offline_cache, known.repository, tiny_folder("roberta"), commit=other)
     message = refused("bert-base-uncased", "not in the local cache")
     assert known.repository in message
-    cached(offline_cache, known.repository, tiny_folder("bert"), commit=known.revision, ref="pinned")
+    cached(
+        offline_cache, known.repository, tiny_folder("bert"), commit=known.revision, ref="pinned"
+    )
     assert load_model("bert-base-uncased").revision == f"{known.repository}@{known.revision}"
 
 
 def test_the_multiberts_are_known_by_name(offline_cache, tiny_folder):
     assert len(names.MULTIBERTS) == 5 * 29
-    assert all(known.pickled and known.repository == f"google/{name}" for name, known in names.MULTIBERTS.items())
+    assert all(
+        known.pickled and known.repository == f"google/{name}"
+        for name, known in names.MULTIBERTS.items()
+    )
     name = "multiberts-seed_4-step_2000k"
     refused(name, f"google/{name} is not in the local cache")
     cached(offline_cache, f"google/{name}", tiny_folder("bert"))
@@ -349,7 +403,8 @@ def test_a_hub_that_fails_half_way_is_one_line(offline_cache, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["a b/c", "owner/name/more", "owner//name", "", "  ", "./nothing", "/no/such/folder", "~x"]
+    "text",
+    ["a b/c", "owner/name/more", "owner//name", "", "  ", "./nothing", "/no/such/folder", "~x"],
 )
 def test_what_cannot_be_a_name(offline_cache, text):
     refused(text)
@@ -393,7 +448,12 @@ def test_a_model_that_transformers_has_only_with_a_head(folder):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"hidden_size": "wide"}, {"num_attention_heads": 5}, {"num_hidden_layers": -1}, {"hidden_act": "none such"}],
+    [
+        {"hidden_size": "wide"},
+        {"num_attention_heads": 5},
+        {"num_hidden_layers": -1},
+        {"hidden_act": "none such"},
+    ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_config_with_impossible_values(folder, changes):
@@ -406,7 +466,9 @@ def test_no_weights(folder):
     refused(folder, "no safetensors weights", "save_pretrained")
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json"]
+)
 @pytest.mark.parametrize("size", [0, 100])
 def test_a_file_that_is_cut_short_is_named(folder, name, size):
     (folder / name).write_bytes((folder / name).read_bytes()[:size])
@@ -496,7 +558,9 @@ def test_no_tokenizer(folder):
     refused(folder, "no tokenizer", "save_pretrained")
 
 
-@pytest.mark.parametrize(("name", "items"), [("vit", "images"), ("wav2vec2", "audios"), ("resnet-basic", "images")])
+@pytest.mark.parametrize(
+    ("name", "items"), [("vit", "images"), ("wav2vec2", "audios"), ("resnet-basic", "images")]
+)
 def test_no_processor(name, items, tiny_folder, tmp_path):
     folder = Path(shutil.copytree(tiny_folder(name), tmp_path / "spoilt"))
     (folder / "preprocessor_config.json").unlink()
@@ -505,7 +569,9 @@ def test_no_processor(name, items, tiny_folder, tmp_path):
 
 def test_no_block_at_all(folder):
     edit(folder, num_hidden_layers=0)
-    edit_weights(folder, lambda weights: [weights.pop(key) for key in list(weights) if "layer." in key])
+    edit_weights(
+        folder, lambda weights: [weights.pop(key) for key in list(weights) if "layer." in key]
+    )
     refused(folder, "no transformer block")
 
 
@@ -519,7 +585,9 @@ def test_a_tokenizer_larger_than_the_embeddings(folder):
 # --- Corpora of the hub share the cache -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(("spec", "near"), [("stsb:dev", "nyu-mll/glue"), ("wikitext-103:test", "Salesforce/wikitext")])
+@pytest.mark.parametrize(
+    ("spec", "near"), [("stsb:dev", "nyu-mll/glue"), ("wikitext-103:test", "Salesforce/wikitext")]
+)
 def test_a_hub_corpus_offline_says_what_to_do(offline_cache, spec, near):
     with pytest.raises(AnalysisError, match=f"{near} is not in the local cache.*connect once"):
         load_corpus(spec)
@@ -542,7 +610,9 @@ def test_relative_positions_are_refused(folder):
 
 @pytest.mark.parametrize("device", ["cuda:7", "warp", "meta"])
 def test_a_device_that_is_not_there(folder, device):
-    with pytest.raises(AnalysisError, match=f"device {device!r} cannot be used here: give one of cpu"):
+    with pytest.raises(
+        AnalysisError, match=f"device {device!r} cannot be used here: give one of cpu"
+    ):
         load_model(str(folder), device=device)
 
 
@@ -586,7 +656,9 @@ def test_a_folder_with_an_encoder_alone_is_measured_as_such(name, tiny_folder, t
     corpus = Corpus("texts", list(tiny.TEXTS))
     tables = [measure(model, corpus, "anisotropy", progress=False) for model in (whole, alone)]
     both, one = (table["anisotropy"] for table in tables)
-    pd.testing.assert_frame_equal(one, both[both["layer"] <= one["layer"].max()].reset_index(drop=True))
+    pd.testing.assert_frame_equal(
+        one, both[both["layer"] <= one["layer"].max()].reset_index(drop=True)
+    )
     assert load_model(f"{tmp_path}:untrained").stacks.keys() == alone.stacks.keys()
 
 

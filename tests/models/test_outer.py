@@ -1,5 +1,5 @@
-"""The outermost model runs, and its body is listened to: adapters of every kind, subclasses, hooks; as transformers and
-peft give hidden states."""
+"""The outermost model runs, and its body is listened to: adapters of every kind, subclasses, hooks;
+as transformers and peft give hidden states."""
 
 import copy
 import json
@@ -30,10 +30,14 @@ def cosine(vectors: np.ndarray) -> float:
 
 @torch.no_grad()
 def expected(model: nn.Module, tokenizer) -> list[float]:
-    """The cosines of all that ``output_hidden_states`` gives, text by text; the last may be behind a norm."""
+    """The cosines of all that ``output_hidden_states`` gives, text by text; the last may be behind
+    a norm.
+    """
     layers: list[list] = []
     for text in tiny.TEXTS:
-        hidden = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
+        hidden = model(
+            **tokenizer(text, return_tensors="pt"), output_hidden_states=True
+        ).hidden_states
         layers = layers or [[] for _ in hidden]
         for layer, vectors in zip(layers, hidden, strict=True):
             layer.append(vectors[0].double().numpy())
@@ -90,13 +94,17 @@ KINDS = {
     "rank_pattern": lora(rank_pattern=OF_ONE),
     "layers_to_transform": lora(layers_to_transform=[1, 2]),
     "regular expression": lora(target_modules=r"model\.layers\.\d+\.self_attn\.(q|k)_proj"),
-    "full names": lora(target_modules=["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"]),
+    "full names": lora(
+        target_modules=["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"]
+    ),
     "all layers": lora(target_modules="all-linear", task_type="CAUSAL_LM"),
     "rank-stabilised": lora(use_rslora=True),
     "biases": lora(bias="all"),
     "DoRA": lora(use_dora=True),
     "AdaLoRA": peft.AdaLoraConfig(target_modules=TWO, total_step=10, init_r=4, target_r=2),
-    "IA3": peft.IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "IA3": peft.IA3Config(
+        target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]
+    ),
     "LoHa": peft.LoHaConfig(r=4, target_modules=TWO),
     "VeRA": peft.VeraConfig(r=4, target_modules=TWO),
     "trained tokens": lora(trainable_token_indices=[3, 4]),
@@ -156,7 +164,9 @@ def test_an_adapter_that_was_made_with_more_tokens(whole, base, tmp_path):
 def test_the_embeddings_of_added_tokens_are_missed(base, tmp_path):
     made = trained(fresh(base, 3), lora(target_modules=["embed_tokens"]))
     made.save_pretrained(tmp_path, save_embedding_layers=False)
-    with pytest.raises(AnalysisError, match=r"made for .* tokens, the model embeds .* save_embedding_layers=True"):
+    with pytest.raises(
+        AnalysisError, match=r"made for .* tokens, the model embeds .* save_embedding_layers=True"
+    ):
         load_model(tmp_path)
 
 
@@ -164,7 +174,9 @@ def test_an_adapter_of_the_head_changes_its_predictions(base, tmp_path):
     made = trained(fresh(base), lora(target_modules=["lm_head"], task_type="CAUSAL_LM"))
     made.save_pretrained(tmp_path)
     tables = [
-        measure(model, list(tiny.TEXTS), "next_token_loss", progress=False, **given)["next_token_loss"]
+        measure(model, list(tiny.TEXTS), "next_token_loss", progress=False, **given)[
+            "next_token_loss"
+        ]
         for model, given in (
             (load_model(tmp_path, dtype="float64"), {}),
             (made, {"tokenizer": base[1]}),
@@ -179,7 +191,10 @@ def test_an_adapter_of_the_head_changes_its_predictions(base, tmp_path):
 def test_an_adapter_that_names_code_is_refused(base, tmp_path, monkeypatch):
     trained(fresh(base), lora()).save_pretrained(tmp_path)
     path = tmp_path / "adapter_config.json"
-    settings = json.loads(path.read_text()) | {"megatron_config": {"a": 1}, "megatron_core": "named_module"}
+    settings = json.loads(path.read_text()) | {
+        "megatron_config": {"a": 1},
+        "megatron_core": "named_module",
+    }
     path.write_text(json.dumps(settings))
     (tmp_path / "named_module.py").write_text("raise SystemExit('it ran')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -191,7 +206,9 @@ def test_an_adapter_that_is_a_pickle_is_read_as_tensors(base, tmp_path):
     made = trained(fresh(base), lora())
     made.save_pretrained(tmp_path, safe_serialization=False)
     assert (tmp_path / "adapter_model.bin").is_file()
-    np.testing.assert_allclose(ours(load_model(tmp_path, dtype="float64")), expected(made, base[1]), rtol=CLOSE)
+    np.testing.assert_allclose(
+        ours(load_model(tmp_path, dtype="float64")), expected(made, base[1]), rtol=CLOSE
+    )
 
 
 # --- The outermost model --------------------------------------------------------------------------
@@ -247,7 +264,9 @@ def test_a_head_that_needs_more_than_its_body_is_left_out():
     bare, tokenizer = tiny.build("llama")
     model = transformers.LlamaForSequenceClassification(bare.config).double().eval()
     model.config.pad_token_id = None
-    np.testing.assert_allclose(ours(model, tokenizer=tokenizer), expected(model.model, tokenizer), rtol=CLOSE)
+    np.testing.assert_allclose(
+        ours(model, tokenizer=tokenizer), expected(model.model, tokenizer), rtol=CLOSE
+    )
 
 
 def test_a_body_that_runs_twice_is_one_line(base):
@@ -266,7 +285,9 @@ def test_hooks_on_a_wrapper_are_one_line(base):
 
 def test_the_outermost_model_is_part_of_what_a_model_is_known_by(base):
     plain, moved = fresh(base), Moved.from_pretrained(base[0], dtype=torch.float64)
-    revisions = {load_model(model, processor=base[1]).revision for model in (plain, moved, plain.model)}
+    revisions = {
+        load_model(model, processor=base[1]).revision for model in (plain, moved, plain.model)
+    }
     plain.register_forward_pre_hook(lambda *_: None)
     revisions.add(load_model(plain, processor=base[1]).revision)
     assert len(revisions) == 4

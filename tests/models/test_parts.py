@@ -46,8 +46,13 @@ def test_a_vision_tower_reads_images(clip, whole):
     processor = transformers.ViTImageProcessorPil.from_pretrained(clip)
     given = [processor(image.convert("RGB"), return_tensors="pt") for image in tiny.items("vit")]
     with torch.no_grad():
-        read = [whole.vision_model(each["pixel_values"].double(), output_hidden_states=True) for each in given]
-    wanted = [naive.cosine([one.hidden_states[layer][0].numpy() for one in read]) for layer in range(3)]
+        read = [
+            whole.vision_model(each["pixel_values"].double(), output_hidden_states=True)
+            for each in given
+        ]
+    wanted = [
+        naive.cosine([one.hidden_states[layer][0].numpy() for one in read]) for layer in range(3)
+    ]
     loaded = load_model(clip, dtype="float64", part="vision_model")
     tables = measure(loaded, tiny.corpus("vit"), progress=False)
     np.testing.assert_allclose(cosines(tables), wanted, atol=1e-9)
@@ -62,8 +67,12 @@ def test_a_vision_tower_reads_images(clip, whole):
 def test_a_text_tower_reads_texts(clip, whole):
     tables = measure(f"{clip}@part=text_model", tiny.corpus("llama"), progress=False)
     assert tables.layers["part"].tolist()[1:] == ["encoder.layers.0", "encoder.layers.1"]
-    live = load_model(whole, processor=transformers.AutoTokenizer.from_pretrained(clip), part="text_model")
-    np.testing.assert_allclose(cosines(tables), cosines(measure(live, tiny.corpus("llama"), progress=False)), rtol=1e-4)
+    live = load_model(
+        whole, processor=transformers.AutoTokenizer.from_pretrained(clip), part="text_model"
+    )
+    np.testing.assert_allclose(
+        cosines(tables), cosines(measure(live, tiny.corpus("llama"), progress=False)), rtol=1e-4
+    )
     assert live.name.endswith("clip@part=text_model")
 
 
@@ -79,11 +88,30 @@ def test_a_part_on_the_command_line(clip, tmp_path, capsys):
     for place, image in enumerate(tiny.items("vit")):
         image.save(images / f"{place}.png")
     out = tmp_path / "out"
-    given = ["measure", "--model", f"{clip}@part=vision_model", "--data", str(images), "--out", str(out)]
+    given = [
+        "measure",
+        "--model",
+        f"{clip}@part=vision_model",
+        "--data",
+        str(images),
+        "--out",
+        str(out),
+    ]
     assert main(given) == 0
     assert [*out.glob("anisotropy.*")]
     assert (
-        main(["measure", "--model", f"{clip}@part=vision", "--data", str(images), "--out", str(tmp_path / "none")]) != 0
+        main(
+            [
+                "measure",
+                "--model",
+                f"{clip}@part=vision",
+                "--data",
+                str(images),
+                "--out",
+                str(tmp_path / "none"),
+            ]
+        )
+        != 0
     )
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "has no part vision: give one of text_model, vision_model" in said
@@ -94,24 +122,40 @@ def test_an_encoder_of_speech_has_its_part():
     whole = load_model(model, processor=processor)
     part = load_model(model, processor=processor, part="encoder")
     corpus = tiny.corpus("whisper")
-    np.testing.assert_array_equal(*(cosines(measure(each, corpus, progress=False)) for each in (whole, part)))
+    np.testing.assert_array_equal(
+        *(cosines(measure(each, corpus, progress=False)) for each in (whole, part))
+    )
 
 
 def test_whispers_decoder_reads_what_is_said():
-    """Its tables beside those of the encoder, against transformers as documented, one sound at a time."""
-    extractor, tokenizer = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1), tiny.tokenizer("t5")
-    model, _ = tiny.build("whisper", vocab_size=len(tokenizer), decoder_layers=2, decoder_start_token_id=1)
+    """Its tables beside those of the encoder, against transformers as documented, one sound at a
+    time.
+    """
+    extractor, tokenizer = (
+        transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1),
+        tiny.tokenizer("t5"),
+    )
+    model, _ = tiny.build(
+        "whisper", vocab_size=len(tokenizer), decoder_layers=2, decoder_start_token_id=1
+    )
     model, processor = naive.in_double(model), transformers.WhisperProcessor(extractor, tokenizer)
     said = ["the cat", "", "a dog on the mat", "the cat"]
-    sounds = [Sound(samples, 16000, text) for samples, text in zip(tiny.items("whisper"), said, strict=True)]
+    sounds = [
+        Sound(samples, 16000, text)
+        for samples, text in zip(tiny.items("whisper"), said, strict=True)
+    ]
     loaded = load_model(model, processor=processor, part="decoder")
     tables = measure(loaded, Corpus("said", sounds, kind="audio"), progress=False)
     attention = {
-        f"decoder.layers.{layer}.{name}": ("k_proj", ()) for layer in (0, 1) for name in ("self_attn", "encoder_attn")
+        f"decoder.layers.{layer}.{name}": ("k_proj", ())
+        for layer in (0, 1)
+        for name in ("self_attn", "encoder_attn")
     }
     hidden, own, cross, read = [], [], [], []
     for sound in sounds:
-        features = extractor(sound.samples, sampling_rate=16000, return_tensors="pt")["input_features"].double()
+        features = extractor(sound.samples, sampling_rate=16000, return_tensors="pt")[
+            "input_features"
+        ].double()
         ids = torch.tensor([[1, *tokenizer(sound.text, add_special_tokens=False)["input_ids"]]])
         asked = {"output_attentions": True, "output_hidden_states": True}
         with torch.no_grad():
@@ -120,13 +164,19 @@ def test_whispers_decoder_reads_what_is_said():
         own.append([layer[0].numpy() for layer in given.decoder_attentions])
         cross.append([layer[0].numpy() for layer in given.cross_attentions])
         # The encoder's two layers come first.
-        read.append(naive.read(model, {"input_features": features, "decoder_input_ids": ids}, attention).attended[2:])
+        read.append(
+            naive.read(
+                model, {"input_features": features, "decoder_input_ids": ids}, attention
+            ).attended[2:]
+        )
     layers, rows = tables.layers.query("stack == 'decoder'")["layer"], tables["anisotropy"]
     assert len(layers) == 3
     for place, layer in enumerate(layers):
         space = "final" if place == 2 else "hidden"
         row = rows[(rows["layer"] == layer) & (rows["space"] == space)]
-        assert row["cosine"].item() == pytest.approx(naive.cosine([text[place] for text in hidden]), abs=1e-9)
+        assert row["cosine"].item() == pytest.approx(
+            naive.cosine([text[place] for text in hidden]), abs=1e-9
+        )
     entropy = tables["attention_entropy"]
     for stack, numbers, weights in (
         ("decoder", layers[1:], own),
@@ -135,26 +185,37 @@ def test_whispers_decoder_reads_what_is_said():
         assert len(numbers) == 2, stack
         for place, layer in enumerate(numbers):
             for head, found in enumerate(entropy[entropy["layer"] == layer]["entropy_nats"]):
-                rows_of = torch.cat([special.entr(torch.from_numpy(text[place][head])).sum(-1) for text in weights])
+                rows_of = torch.cat(
+                    [special.entr(torch.from_numpy(text[place][head])).sum(-1) for text in weights]
+                )
                 assert found == pytest.approx(rows_of.mean().item(), abs=1e-9)
     contributions = tables["score_contributions"].query("key_type == 'all'")
     numbers = [*layers[1:], *tables.layers.query("stack == 'cross'")["layer"]]
     assert {*numbers} <= {*contributions["layer"]}
     for of_sounds, layer in zip(zip(*read, strict=True), numbers, strict=True):
         for head, of_head in contributions[contributions["layer"] == layer].groupby("head"):
-            wanted = sum(one.contributions[head - 1].sum(0) for one in of_sounds) / sum(one.pairs for one in of_sounds)
-            np.testing.assert_allclose(of_head["contribution"], wanted, atol=1e-9 * abs(wanted).max())
+            wanted = sum(one.contributions[head - 1].sum(0) for one in of_sounds) / sum(
+                one.pairs for one in of_sounds
+            )
+            np.testing.assert_allclose(
+                of_head["contribution"], wanted, atol=1e-9 * abs(wanted).max()
+            )
 
 
 def test_a_folder_says_what_its_sounds_say(tmp_path):
     for name, samples in zip("ab", tiny.items("whisper"), strict=False):
         soundfile.write(tmp_path / f"{name}.wav", samples, 16000, subtype="FLOAT")
     silent = load_corpus(str(tmp_path))
-    (tmp_path / "metadata.csv").write_text("transcription,file_name\nthe cat,b.wav\n", encoding="utf-8")
+    (tmp_path / "metadata.csv").write_text(
+        "transcription,file_name\nthe cat,b.wav\n", encoding="utf-8"
+    )
     corpus = load_corpus(str(tmp_path))
     assert [item.load().text for item in corpus.items] == ["", "the cat"]
     assert corpus.sha256 != silent.sha256
-    tokenizer, extractor = tiny.tokenizer("t5"), transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    tokenizer, extractor = (
+        tiny.tokenizer("t5"),
+        transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1),
+    )
     model, _ = tiny.build("whisper", vocab_size=len(tokenizer), decoder_start_token_id=1)
     for part in (model, extractor, tokenizer):
         part.save_pretrained(tmp_path / "model")
@@ -167,9 +228,14 @@ def test_a_folder_says_what_its_sounds_say(tmp_path):
 
 
 def test_the_text_of_a_sound_that_is_cut_is_refused():
-    tokenizer, extractor = tiny.tokenizer("t5"), transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    tokenizer, extractor = (
+        tiny.tokenizer("t5"),
+        transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1),
+    )
     model, _ = tiny.build("whisper", vocab_size=len(tokenizer))
-    loaded = load_model(model, processor=transformers.WhisperProcessor(extractor, tokenizer), part="decoder")
+    loaded = load_model(
+        model, processor=transformers.WhisperProcessor(extractor, tokenizer), part="decoder"
+    )
     long = [Sound(np.tile(tiny.items("whisper")[0], 6), 16000, "the cat")] * 2
     with pytest.raises(AnalysisError, match=r"longer than the 1 seconds .* its text cannot be cut"):
         measure(loaded, Corpus("long", long, kind="audio"), progress=False)
@@ -177,14 +243,20 @@ def test_the_text_of_a_sound_that_is_cut_is_refused():
 
 def test_a_decoder_of_sound_needs_a_tokenizer():
     model, extractor = tiny.build("whisper")
-    with pytest.raises(AnalysisError, match="its decoder reads texts, and a WhisperFeatureExtractor none: give"):
+    with pytest.raises(
+        AnalysisError, match="its decoder reads texts, and a WhisperFeatureExtractor none: give"
+    ):
         load_model(model, processor=extractor, part="decoder")
 
 
 def test_padded_patches_are_no_vectors():
-    """SigLIP 2 reads images of any proportion in one number of patches, the last of which are padding."""
+    """SigLIP 2 reads images of any proportion in one number of patches, the last of which are
+    padding.
+    """
     model = shrunk.build("siglip2").vision_model
-    processor = transformers.Siglip2ImageProcessorPil(patch_size=model.config.patch_size, max_num_patches=16)
+    processor = transformers.Siglip2ImageProcessorPil(
+        patch_size=model.config.patch_size, max_num_patches=16
+    )
     loaded = load_model(naive.in_double(model), processor=processor)
     tables = measure(loaded, tiny.corpus("vit"), progress=False)
     vectors = []
@@ -193,7 +265,12 @@ def test_padded_patches_are_no_vectors():
         given["pixel_values"] = given["pixel_values"].double()
         with torch.no_grad():
             read = loaded.model(**given, output_hidden_states=True)
-        vectors.append([layer[0][given["pixel_attention_mask"][0].bool()].numpy() for layer in read.hidden_states])
+        vectors.append(
+            [
+                layer[0][given["pixel_attention_mask"][0].bool()].numpy()
+                for layer in read.hidden_states
+            ]
+        )
     assert sum(len(layers[0]) for layers in vectors) < 16 * len(vectors)
     wanted = [naive.cosine([layers[layer] for layers in vectors]) for layer in range(3)]
     np.testing.assert_allclose(cosines(tables), wanted, atol=1e-9)

@@ -7,13 +7,18 @@ import pytest
 import torch
 from scipy import stats
 
-from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib.models.architectures import (
+    SelfAttentionConfig,
+    SelfAttentionForSequenceClassification,
+)
 from analysis_lib.models.architectures.self_attention import mean_normalised_entropy
 
 
 def test_the_block_is_equations_1_and_2_residual_and_norm():
     torch.manual_seed(0)
-    config = SelfAttentionConfig(vocab_size=11, hidden_size=6, initializer_range=0.7, embedding_std=1.0, num_labels=2)
+    config = SelfAttentionConfig(
+        vocab_size=11, hidden_size=6, initializer_range=0.7, embedding_std=1.0, num_labels=2
+    )
     model = SelfAttentionForSequenceClassification(config).double().eval()
     block = model.encoder.layers[0]
     torch.nn.init.normal_(block.attention.key.bias)
@@ -29,7 +34,10 @@ def test_the_block_is_equations_1_and_2_residual_and_norm():
         y[i] = sum(scores[j] / scores.sum() * v[j] for j in range(4))
     total = x + y
     normed = (total - total.mean(1, keepdims=True)) / np.sqrt(total.var(1, keepdims=True) + 1e-12)
-    logits = normed[0] @ model.classifier.weight.detach().numpy().T + model.classifier.bias.detach().numpy()
+    logits = (
+        normed[0] @ model.classifier.weight.detach().numpy().T
+        + model.classifier.bias.detach().numpy()
+    )
     # Padding after the text changes nothing.
     padded, mask = torch.tensor([[*ids, 0, 0]]), torch.tensor([[1, 1, 1, 1, 0, 0]])
     found = model(padded, mask)
@@ -38,9 +46,22 @@ def test_the_block_is_equations_1_and_2_residual_and_norm():
 
 def test_the_entropy_of_the_loss_is_scipys():
     torch.manual_seed(1)
-    settings = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 2, "initializer_range": 1.5, "num_labels": 2}
-    model = SelfAttentionForSequenceClassification(SelfAttentionConfig(**settings, entropy_weight=0.3)).double().eval()
-    ids, mask = torch.tensor([[3, 4, 5, 6], [7, 3, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    settings = {
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "initializer_range": 1.5,
+        "num_labels": 2,
+    }
+    model = (
+        SelfAttentionForSequenceClassification(SelfAttentionConfig(**settings, entropy_weight=0.3))
+        .double()
+        .eval()
+    )
+    ids, mask = (
+        torch.tensor([[3, 4, 5, 6], [7, 3, 0, 0]]),
+        torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+    )
     weights = [layer.detach().numpy() for layer in model.encoder(ids, mask).attentions]
     rows = [
         stats.entropy(layer[text, 0, query, :keys], base=keys)
@@ -59,7 +80,9 @@ def test_the_entropy_of_the_loss_is_scipys():
 def test_a_text_of_one_token_has_no_entropy():
     weights = torch.ones(1, 2, 1, 2, 2) / 2
     weights[0, 1, 0] = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
-    assert mean_normalised_entropy(weights, torch.tensor([[1, 1], [1, 0]])).item() == pytest.approx(1)
+    assert mean_normalised_entropy(weights, torch.tensor([[1, 1], [1, 0]])).item() == pytest.approx(
+        1
+    )
 
 
 def test_padding_has_no_part_in_the_gradient_of_the_entropy():

@@ -1,4 +1,6 @@
-"""Of a text that is cut, only the beginning is tokenised, and it is read as if the whole had been."""
+"""Of a text that is cut, only the beginning is tokenised, and it is read as if the whole had
+been.
+"""
 
 import random
 from functools import cache
@@ -15,14 +17,20 @@ from analysis_lib.corpora.corpus import Pair
 from analysis_lib.models.tokenization import LETTERS_PER_TOKEN, encoded
 
 KINDS = ("wordpiece", "bpe", "unigram")
-WITHOUT_VOCABULARY = (transformers.ByT5Tokenizer, transformers.CanineTokenizer, CharacterBertTokenizer)
+WITHOUT_VOCABULARY = (
+    transformers.ByT5Tokenizer,
+    transformers.CanineTokenizer,
+    CharacterBertTokenizer,
+)
 LENGTHS = (9, 64)
 
 
 def runs_on() -> transformers.PreTrainedTokenizerFast:
     """BPE whose tokens span words, as in some models: nothing cuts a text before it."""
     backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"], show_progress=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<unk>"], show_progress=False
+    )
     backend.train_from_iterator([article()], trainer)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
 
@@ -91,7 +99,9 @@ def test_a_short_text_is_tokenised_once():
 @pytest.mark.parametrize("length", [33, 34])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_beginning_of_a_pair_is_that_of_the_whole(kind, length):
-    """Above all where both texts are cut: with room for an odd number of tokens, the longer one has one more."""
+    """Above all where both texts are cut: with room for an odd number of tokens, the longer one has
+    one more.
+    """
     tokenizer, words = tiny.tokenizer(kind), article().split()
     texts = [" ".join(words[:count]) for count in (2, 65, 600, 601)]
     texts += ["a girl " * 700, "[SEP] <s> a girl [MASK] " * 100]

@@ -52,7 +52,9 @@ def test_constraints_are_exact_and_hold_for_all_that_is_installed():
     for name, pin in pins().items():
         (specifier,) = pin.specifier
         assert specifier.operator == "==", f"{name} is not pinned exactly"
-    versions = {canonicalize_name(found.name): found.version for found in importlib.metadata.distributions()}
+    versions = {
+        canonicalize_name(found.name): found.version for found in importlib.metadata.distributions()
+    }
     for name in pins().keys() & versions.keys():
         assert pins()[name].specifier.contains(versions[name]), name
 
@@ -62,7 +64,8 @@ def test_jupyterlab_is_pinned():
     assert canonicalize_name(lab) in pins()
 
 
-# What counts by the calendar, or has a new major version every few months: none of them broke us yet.
+# What counts by the calendar, or has a new major version every few months: none of them broke us
+# yet.
 CALENDAR = {"distributed", "packaging", "pillow", "pyarrow"}
 
 
@@ -79,11 +82,15 @@ def test_the_next_major_version_of_a_dependency_is_left_out(line):
         assert not dependency.specifier
     else:
         assert not dependency.specifier.contains(next_major_version(pinned))
-        assert not dependency.specifier.contains("0.0.1"), "an environment may hold one that is too old"
+        assert not dependency.specifier.contains("0.0.1"), (
+            "an environment may hold one that is too old"
+        )
 
 
 def test_jupyter_book_is_the_one_that_builds_the_site():
-    (dependency,) = [Requirement(line) for line in EXTRAS["book"] if line.startswith("jupyter-book")]
+    (dependency,) = [
+        Requirement(line) for line in EXTRAS["book"] if line.startswith("jupyter-book")
+    ]
     assert dependency.specifier.contains("1.0.4.post1")
     assert not dependency.specifier.contains("2.1.7")
 
@@ -116,7 +123,9 @@ def test_python_is_the_same_everywhere():
 def test_packages_are_pinned_by_hash():
     lines = (ROOT / "data" / "packages.txt").read_text().splitlines()
     for line in [line for line in lines if line.strip() and not line.startswith("#")]:
-        assert re.fullmatch(r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}(  # (source|on demand))?", line), line
+        assert re.fullmatch(
+            r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}(  # (source|on demand))?", line
+        ), line
 
 
 def test_the_citation_is_of_this_version_and_licence():

@@ -1,4 +1,6 @@
-"""The library outside a clone: a wheel holds all of it, and the pinned packages are downloaded when first needed."""
+"""The library outside a clone: a wheel holds all of it, and the pinned packages are downloaded when
+first needed.
+"""
 
 import os
 import shutil
@@ -42,7 +44,11 @@ def test_a_wheel_holds_the_whole_library_and_its_data(installed):
 
     assert files(installed / "analysis_lib", "*.py") == files(ROOT / "analysis_lib", "*.py")
     of_book = ROOT / "book" / "analysis_book"
-    modules = {name for name in files(installed / "analysis_book", "*.py") if not name.startswith("notebooks/")}
+    modules = {
+        name
+        for name in files(installed / "analysis_book", "*.py")
+        if not name.startswith("notebooks/")
+    }
     assert modules == files(of_book, "*.py")
     for pattern in ("*.mplstyle", "views.*"):
         assert files(installed / "analysis_book", pattern) == files(of_book, pattern) != set()
@@ -52,11 +58,17 @@ def test_a_wheel_holds_the_whole_library_and_its_data(installed):
     assert files(installed / "analysis_lib" / "data", "*") == shipped
     reports = files(of_book / "build" / "report", "*.ipynb")
     assert files(installed / "analysis_book" / "build" / "report", "*.ipynb") == reports
-    pages = {name for name in files(ROOT / "book", "*.ipynb") if not name.startswith("analysis_book/")}
+    pages = {
+        name for name in files(ROOT / "book", "*.ipynb") if not name.startswith("analysis_book/")
+    }
     pages = {name for name in pages if ".ipynb_checkpoints" not in name}
     look = {"_config.yml", "status.md"}
     for folder in ("_ext", "_static", "_templates"):
-        kept = (path for path in (ROOT / "book" / folder).iterdir() if path.suffix not in (".toml", ".pyc"))
+        kept = (
+            path
+            for path in (ROOT / "book" / folder).iterdir()
+            if path.suffix not in (".toml", ".pyc")
+        )
         look |= {f"{folder}/{path.name}" for path in kept if path.is_file()}
     there = files(installed / "analysis_book" / "notebooks", "*")
     assert {name for name in there if "__pycache__" not in name} == pages | look
@@ -64,7 +76,16 @@ def test_a_wheel_holds_the_whole_library_and_its_data(installed):
 
 def test_a_page_is_run_by_its_name_outside_a_clone(installed, tmp_path):
     """Refused for its parameter: so it was found and read."""
-    command = [sys.executable, "-m", "analysis_lib", "run", "anisotropy/layers", "-p", "limit", "many"]
+    command = [
+        sys.executable,
+        "-m",
+        "analysis_lib",
+        "run",
+        "anisotropy/layers",
+        "-p",
+        "limit",
+        "many",
+    ]
     done = subprocess.run(
         command,
         cwd=tmp_path,
@@ -91,13 +112,26 @@ reports.build_report([sys.argv[1]], sys.argv[2], "report")
 
 
 def test_a_report_has_all_that_it_is_made_of_outside_a_clone(installed, tiny_folder, tmp_path):
-    (tmp_path / "lines.txt").write_text("One sentence.\nAnother one, longer.\nA third.\n", encoding="utf-8")
+    (tmp_path / "lines.txt").write_text(
+        "One sentence.\nAnother one, longer.\nA third.\n", encoding="utf-8"
+    )
     command = [sys.executable, "-c", STAGED, tiny_folder("bert"), "lines.txt"]
     environment = os.environ | {"PYTHONPATH": str(installed), "ANALYSIS_LIB_MEASUREMENTS": ""}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     names = done.stdout.splitlines()[-1].split()
-    assert {"_config.yml", "_toc.yml", "_ext", "_static", "_templates", "index.md", "status.md", "report"} <= {*names}
+    assert {
+        "_config.yml",
+        "_toc.yml",
+        "_ext",
+        "_static",
+        "_templates",
+        "index.md",
+        "status.md",
+        "report",
+    } <= {*names}
     assert (tmp_path / "report" / "geometry.json").is_file()
 
 
@@ -107,7 +141,9 @@ def test_the_command_is_installed(installed):
 
 def test_a_copied_cell_runs_outside_a_clone(installed, tmp_path):
     """No package is in the cache yet; pip finds them beside the clone, not on an index."""
-    environment = {name: value for name, value in os.environ.items() if name != "ANALYSIS_LIB_DATA"} | {
+    environment = {
+        name: value for name, value in os.environ.items() if name != "ANALYSIS_LIB_DATA"
+    } | {
         "PYTHONPATH": str(installed),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "PIP_NO_INDEX": "1",
@@ -116,7 +152,12 @@ def test_a_copied_cell_runs_outside_a_clone(installed, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", CELL], cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", CELL],
+        cwd=elsewhere,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(installed / "analysis_lib" / "__init__.py"), "7"]
@@ -147,7 +188,11 @@ def visible(folder: Path) -> list[Path]:
 @pytest.fixture
 def empty(tmp_path, monkeypatch) -> Path:
     """A cache folder without any package, and pip without an index."""
-    for name, value in {"ANALYSIS_LIB_DATA": tmp_path / "cache", "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": ""}.items():
+    for name, value in {
+        "ANALYSIS_LIB_DATA": tmp_path / "cache",
+        "PIP_NO_INDEX": 1,
+        "PIP_FIND_LINKS": "",
+    }.items():
         monkeypatch.setenv(name, str(value))
     return tmp_path / "cache" / "packages"
 

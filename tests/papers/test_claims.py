@@ -19,7 +19,8 @@ from analysis_lib.files import data_directory
 from analysis_lib.measurement import Ratio, Shipped, largest
 from analysis_lib.metrics.intervals import Estimate, least, seed_interval, share
 
-# Planted, so that no edit of the book's claims changes what is tested here: their bounds are 0.2 and 0.
+# Planted, so that no edit of the book's claims changes what is tested here: their bounds are 0.2
+# and 0.
 COSINE, LEAD = "godey-cosine", "maruta-lead"
 
 
@@ -27,12 +28,21 @@ COSINE, LEAD = "godey-cosine", "maruta-lead"
 def planted(request, monkeypatch) -> None:
     if "paper" in request.fixturenames or "path" in request.fixturenames:
         return
-    about = {"place": "sec. 1", "setting": "BERT, on news", "statistic": "cell", "page": "part/page"}
+    about = {
+        "place": "sec. 1",
+        "setting": "BERT, on news",
+        "statistic": "cell",
+        "page": "part/page",
+    }
     about |= {"sentence": "Cosines are <high>.", "rationale": "Set before the first measurement."}
-    cosine = claims.Claim(id=COSINE, quantity="least cosine", bound=0.2, limits=(-1.0, 1.0), **about)
+    cosine = claims.Claim(
+        id=COSINE, quantity="least cosine", bound=0.2, limits=(-1.0, 1.0), **about
+    )
     lead = claims.Claim(id=LEAD, quantity="lead", figures=["fig-a"], **about)
     planted = {"godey": {COSINE: cosine}, "maruta": {LEAD: lead}}
-    monkeypatch.setattr(claims, "load", lambda paper, load=claims.load: planted.get(paper) or load(paper))
+    monkeypatch.setattr(
+        claims, "load", lambda paper, load=claims.load: planted.get(paper) or load(paper)
+    )
 
 
 def below(monkeypatch) -> None:
@@ -64,7 +74,9 @@ def test_the_interval_decides(low, high, expected):
     found = Estimate(0.5 if math.isnan(low) else (low + high) / 2, low, high)
     assert claims.verdict(found, 0.5) == expected
     # On the other side everything is reversed.
-    assert claims.verdict(found, 0.5, "below") == {HOLDS: FAILS, FAILS: HOLDS}.get(expected, expected)
+    assert claims.verdict(found, 0.5, "below") == {HOLDS: FAILS, FAILS: HOLDS}.get(
+        expected, expected
+    )
 
 
 def test_without_a_number_a_claim_is_not_applicable():
@@ -87,10 +99,14 @@ def test_without_a_number_a_claim_is_not_applicable():
 def test_of_several_numbers_all_have_to_lie_beyond_the_bound(cosines, expected):
     (found,) = claims.verdicts({COSINE: every}, hidden(*cosines)).to_dict("records")
     assert found["verdict"] == expected
-    assert found["value"] == pytest.approx(min(cosines) if expected != NOT_APPLICABLE else math.nan, nan_ok=True)
+    assert found["value"] == pytest.approx(
+        min(cosines) if expected != NOT_APPLICABLE else math.nan, nan_ok=True
+    )
 
 
-@pytest.mark.parametrize(("cosines", "expected"), [((-0.9, 0.1), HOLDS), ((0.1, 0.2), UNDECIDED), ((0.1, 0.9), FAILS)])
+@pytest.mark.parametrize(
+    ("cosines", "expected"), [((-0.9, 0.1), HOLDS), ((0.1, 0.2), UNDECIDED), ((0.1, 0.9), FAILS)]
+)
 def test_below_a_bound_too(cosines, expected, monkeypatch):
     below(monkeypatch)
     (found,) = claims.verdicts({COSINE: every}, hidden(*cosines)).to_dict("records")
@@ -109,13 +125,19 @@ def test_the_p_of_a_share_says_what_its_interval_does_below_a_bound_too(monkeypa
 
 
 def test_some_layer_is_enough_where_the_claim_says_so():
-    assert claims.verdicts({COSINE: largest(every)}, hidden(0.1, 0.3))["verdict"].tolist() == [HOLDS]
-    assert claims.verdicts({COSINE: largest(every)}, hidden(0.1, 0.1))["verdict"].tolist() == [FAILS]
+    assert claims.verdicts({COSINE: largest(every)}, hidden(0.1, 0.3))["verdict"].tolist() == [
+        HOLDS
+    ]
+    assert claims.verdicts({COSINE: largest(every)}, hidden(0.1, 0.1))["verdict"].tolist() == [
+        FAILS
+    ]
 
 
 def test_a_ratio_over_nearly_nothing_is_not_applicable():
     for under, expected in ((0.5, HOLDS), (0.005, NOT_APPLICABLE)):
-        assert claims.verdicts({LEAD: Ratio(every)}, hidden(0.5, under))["verdict"].tolist() == [expected]
+        assert claims.verdicts({LEAD: Ratio(every)}, hidden(0.5, under))["verdict"].tolist() == [
+            expected
+        ]
 
 
 def test_unknown_names_offer_the_nearest():
@@ -144,12 +166,16 @@ def test_each_model_has_verdicts_of_its_own():
 def test_a_measurement_that_comes_with_the_book_brings_its_verdicts(tmp_path, monkeypatch):
     folder = tmp_path / "measurements" / "mine"
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text('{"model": "mine", "data": "news", "texts": 2000, "tables": {}, "layers": []}')
+    (folder / "run.json").write_text(
+        '{"model": "mine", "data": "news", "texts": 2000, "tables": {}, "layers": []}'
+    )
     recorded = claims.verdicts({COSINE: every, LEAD: every}, hidden(0.3, 0.9))
     recorded.to_csv(folder / "verdicts.csv", index=False)
     monkeypatch.setattr(claims, "data_directory", lambda: tmp_path)
     found = claims.verdicts({COSINE: None}, Shipped(folder))
-    assert found[["model", "id", "sample"]].to_numpy().tolist() == [["mine", COSINE, "2,000 texts of news"]]
+    assert found[["model", "id", "sample"]].to_numpy().tolist() == [
+        ["mine", COSINE, "2,000 texts of news"]
+    ]
     numbers = ["value", "ci_low", "ci_high", "draws", "p", "bound", "verdict"]
     pd.testing.assert_frame_equal(found[numbers], recorded[numbers].iloc[[0]])
     with pytest.raises(AnalysisError, match="no verdicts on other come"):
@@ -193,13 +219,17 @@ def test_the_sample_says_how_few_units_there_are():
     few, many = hidden(0.5), hidden(0.5)
     few.run = few.run | {"units": 7}
     many.run = many.run | {"units": 30}
-    assert claims.verdicts({COSINE: every}, few)["sample"].item() == "40 texts of texts, 7 independent"
+    assert (
+        claims.verdicts({COSINE: every}, few)["sample"].item() == "40 texts of texts, 7 independent"
+    )
     assert claims.verdicts({COSINE: every}, many)["sample"].item() == "40 texts of texts"
 
 
 def test_over_seeds_each_column_has_to_lie_beyond_the_bound():
     seeds = pd.RangeIndex(5, name="seed")
-    frame = pd.DataFrame({"one": [0.5, 0.6, 0.7, 0.6, 0.5], "two": [0.1, 0.11, 0.1, 0.12, 0.1]}, seeds)
+    frame = pd.DataFrame(
+        {"one": [0.5, 0.6, 0.7, 0.6, 0.5], "two": [0.1, 0.11, 0.1, 0.12, 0.1]}, seeds
+    )
     found = claims.verdicts_over_seeds({COSINE: frame})
     assert found["verdict"].tolist() == [FAILS]
     wanted = least([seed_interval(frame[column]) for column in frame])
@@ -208,11 +238,16 @@ def test_over_seeds_each_column_has_to_lie_beyond_the_bound():
 
 
 def near(models: int) -> pd.DataFrame:
-    """A number 2.1 standard errors above its bound for so many models, and one that is 10 above for a last one."""
+    """A number 2.1 standard errors above its bound for so many models, and one that is 10 above for
+    a last one.
+    """
     rows = [
-        claims.judged(COSINE, Estimate(0.41, 0.41 - 0.196, 0.41 + 0.196)) | {"model": str(i)} for i in range(models)
+        claims.judged(COSINE, Estimate(0.41, 0.41 - 0.196, 0.41 + 0.196)) | {"model": str(i)}
+        for i in range(models)
     ]
-    return pd.DataFrame([*rows, claims.judged(COSINE, Estimate(0.9, 0.86, 0.94)) | {"model": "far"}])
+    return pd.DataFrame(
+        [*rows, claims.judged(COSINE, Estimate(0.9, 0.86, 0.94)) | {"model": "far"}]
+    )
 
 
 def test_after_holm_a_claim_holds_for_fewer_models_at_once():
@@ -220,11 +255,16 @@ def test_after_holm_a_claim_holds_for_fewer_models_at_once():
     assert set(verdicts["verdict"]) == {HOLDS}
     assert claims.corrected(verdicts).tolist() == [*5 * [UNDECIDED], HOLDS]
     # For one claim at a time: another has its own models.
-    other = pd.DataFrame([claims.judged(LEAD, Estimate(0.21, 0.21 - 0.196, 0.21 + 0.196)) | {"model": "far"}])
+    other = pd.DataFrame(
+        [claims.judged(LEAD, Estimate(0.21, 0.21 - 0.196, 0.21 + 0.196)) | {"model": "far"}]
+    )
     assert claims.corrected(pd.concat([verdicts, other], ignore_index=True)).tolist()[-1] == HOLDS
     # What has no interval, or none of the numbers, is as it was.
     without = [claims.judged(COSINE, Estimate(value)) | {"model": "x"} for value in (0.5, math.nan)]
-    assert claims.corrected(pd.concat([verdicts, pd.DataFrame(without)])).tolist()[-2:] == [NO_INTERVAL, NOT_APPLICABLE]
+    assert claims.corrected(pd.concat([verdicts, pd.DataFrame(without)])).tolist()[-2:] == [
+        NO_INTERVAL,
+        NOT_APPLICABLE,
+    ]
 
 
 def test_the_words_for_a_verdict_are_those_after_the_correction():
@@ -265,14 +305,21 @@ def test_the_interval_is_drawn_on_one_scale_with_its_bound():
     np.testing.assert_allclose(drawn, ends, atol=0.06)
     assert line.count('<path d="M4.0 0v14"') == 2
     # Each beside its verdict.
-    assert len(re.findall(r'<span class="verdict"><span class="chip [^>]*>[^<]*</span><svg', line)) == 2
+    assert (
+        len(re.findall(r'<span class="verdict"><span class="chip [^>]*>[^<]*</span><svg', line))
+        == 2
+    )
 
 
 def test_rows_say_in_what_they_differ():
     """What is alike in all is left out, but for the model; who reads the metadata has all of it."""
     one = pd.DataFrame([claims.judged(COSINE, Estimate(0.3, 0.25, 0.35))])
-    two = pd.concat([one.assign(model="m", dataset="news", variant=name) for name in ("by position", "flat")])
-    chips = [re.findall(r'class="chip [^"]*">([^<]*)<', shown(rows)._repr_html_()) for rows in (two, one)]
+    two = pd.concat(
+        [one.assign(model="m", dataset="news", variant=name) for name in ("by position", "flat")]
+    )
+    chips = [
+        re.findall(r'class="chip [^"]*">([^<]*)<', shown(rows)._repr_html_()) for rows in (two, one)
+    ]
     assert chips == [["m, by position: holds", "m, flat: holds"], ["holds"]]
     _, metadata = shown(two)._repr_mimebundle_()
     assert [row["dataset"] for row in metadata["verdicts"]] == ["news", "news"]

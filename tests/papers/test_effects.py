@@ -1,4 +1,6 @@
-"""What changes do to what a model gives out: against the tables of two measurements, and of two models."""
+"""What changes do to what a model gives out: against the tables of two measurements, and of two
+models.
+"""
 
 import pytest
 import tiny
@@ -10,7 +12,11 @@ from analysis_lib import Replace, load_corpus, load_model, measure
 from analysis_lib.models import LoadedModel
 
 QUERY = Replace("query", by="zero")
-ARMS = {"query": [QUERY], "nothing": [Replace("key", by="centre")], "two": [QUERY, Replace("key", by="centre")]}
+ARMS = {
+    "query": [QUERY],
+    "nothing": [Replace("key", by="centre")],
+    "two": [QUERY, Replace("key", by="centre")],
+}
 NOWHERE = {"nowhere": [Replace("residual", layers=99)]}
 
 
@@ -36,7 +42,9 @@ def predicting(tmp_path_factory) -> LoadedModel:
 def test_of_a_model_without_a_head_it_is_how_far_its_vectors_turn(bare, corpus):
     found = Effects(bare, corpus, ARMS | NOWHERE)
     table = found.table().set_index("arm")
-    whole = measure(bare, corpus, "output_change", intervention=QUERY, progress=False)["output_change"]
+    whole = measure(bare, corpus, "output_change", intervention=QUERY, progress=False)[
+        "output_change"
+    ]
     effect, ends = table.loc["query"], whole.iloc[0]
     assert effect[["effect", "ci_low", "ci_high"]].tolist() == pytest.approx(
         [1 - ends["cosine"], 1 - ends["ci_high"], 1 - ends["ci_low"]], abs=1e-9
@@ -64,7 +72,10 @@ def test_of_a_model_that_predicts_it_is_what_is_added_to_its_loss(predicting, co
 
 
 def test_differences_are_paired_over_texts_and_of_what_both_models_have(bare, predicting, corpus):
-    first, other = Effects(bare, corpus, ARMS), Effects(bare, corpus, {name: ARMS[name] for name in ("query", "two")})
+    first, other = (
+        Effects(bare, corpus, ARMS),
+        Effects(bare, corpus, {name: ARMS[name] for name in ("query", "two")}),
+    )
     same = other.differences(first)
     assert same["arm"].tolist() == ["query", "two"]
     # The same model on the same texts: nothing is left of the spread of texts.
@@ -76,7 +87,10 @@ def test_differences_are_paired_over_texts_and_of_what_both_models_have(bare, pr
 def test_a_network_without_attention_has_effects_too():
     model, processor = tiny.build("resnet-basic")
     digits = load_corpus("digits", limit=8, seed=None)
-    arms = {"gone": [Replace("residual", layers=2, dimensions=[0, 1], by="zero")], "key": [Replace("key")]}
+    arms = {
+        "gone": [Replace("residual", layers=2, dimensions=[0, 1], by="zero")],
+        "key": [Replace("key")],
+    }
     found = Effects(load_model(model.eval(), processor=processor), digits, arms)
     cosines = []
     for item in digits.items:
@@ -84,10 +98,14 @@ def test_a_network_without_attention_has_effects_too():
         with torch.no_grad():
             before = model(pixels).last_hidden_state
             block = model.encoder.stages[0].layers[1]
-            handle = block.register_forward_hook(lambda _m, _a, out: out * (torch.arange(8) > 1)[:, None, None])
+            handle = block.register_forward_hook(
+                lambda _m, _a, out: out * (torch.arange(8) > 1)[:, None, None]
+            )
             after = model(pixels).last_hidden_state
             handle.remove()
         cosines.append(torch.cosine_similarity(before, after, dim=1).flatten())
-    assert found.table()["effect"].item() == pytest.approx(1 - torch.cat(cosines).mean().item(), abs=1e-5)
+    assert found.table()["effect"].item() == pytest.approx(
+        1 - torch.cat(cosines).mean().item(), abs=1e-5
+    )
     assert found.table()["effect"].item() > 1e-3
     assert "has no key" in found.left_out["key"]

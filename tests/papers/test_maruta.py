@@ -14,7 +14,14 @@ from analysis_lib.models import TOKEN_TYPES
 
 CELLS = {
     "attention": ["def lead(", "statistics = {"],
-    "dimensions": ["depth = int(", "def from_others", "def of(", "def unlike", "def sep_leads", "statistics = {"],
+    "dimensions": [
+        "depth = int(",
+        "def from_others",
+        "def of(",
+        "def unlike",
+        "def sep_leads",
+        "statistics = {",
+    ],
     "contributions": ["def signs", "middle_signs =", "def onset", "statistics = {"],
     "types": ["statistics = {"],
     "first-token": ["def lead("],
@@ -23,22 +30,36 @@ CELLS = {
 
 
 def judged(page: str, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """The verdicts that a page reaches on planted tables, by the id of the claim without the paper's name."""
-    planted, later = Planted(tables), [] if page in ("attention", "contributions", "types") else ["statistics |= {"]
+    """The verdicts that a page reaches on planted tables, by the id of the claim without the
+    paper's name.
+    """
+    planted, later = (
+        Planted(tables),
+        [] if page in ("attention", "contributions", "types") else ["statistics |= {"],
+    )
     names = {"tables": planted, "every": planted, "depth": 12, "named": maruta.named_layers(12)}
     rows = run_cells(f"outliers/{page}", *CELLS[page], *later, **names)["verdicts"]
     return rows.set_index(rows["id"].str.removeprefix("maruta-"))
 
 
 def decided(*pages: str, tables: dict[str, pd.DataFrame]) -> dict[str, str]:
-    return {name: verdict for page in pages for name, verdict in judged(page, tables)["verdict"].items()}
+    return {
+        name: verdict for page in pages for name, verdict in judged(page, tables)["verdict"].items()
+    }
 
 
 def attention(weights: dict[str, list[float]]) -> pd.DataFrame:
     """An ``attention_by_token_type`` table of one head from a weight per type and layer."""
     return pd.DataFrame(
         [
-            {"layer": layer, "head": 1, "key_type": kind, "mass": weight, "weight": weight, "uniform_weight": 0.01}
+            {
+                "layer": layer,
+                "head": 1,
+                "key_type": kind,
+                "mass": weight,
+                "weight": weight,
+                "uniform_weight": 0.01,
+            }
             for kind, per_layer in weights.items()
             for layer, weight in enumerate(per_layer, 1)
         ]
@@ -56,7 +77,10 @@ def test_attention_claims_hold_on_the_pattern_of_the_paper_and_fail_on_its_rever
     found = judged("attention", {"attention_by_token_type": attention(paper)})
     assert found["verdict"].tolist() == ["holds"] * 4
     assert found["value"].tolist() == pytest.approx([0.3, 0.4, 0.4, 0.3 / 0.05])
-    reverse = paper | {"other": [0.9] * 12, "punct": [0.3 if layer <= 10 else 0.05 for layer in layers]}
+    reverse = paper | {
+        "other": [0.9] * 12,
+        "punct": [0.3 if layer <= 10 else 0.05 for layer in layers],
+    }
     found = decided("attention", tables={"attention_by_token_type": attention(reverse)})
     assert [*found.values()] == ["does not hold", "holds", "does not hold", "does not hold"]
     # [CLS] leads in every layer: that it leads in the early ones says nothing about them.
@@ -64,14 +88,20 @@ def test_attention_claims_hold_on_the_pattern_of_the_paper_and_fail_on_its_rever
     found = decided("attention", tables={"attention_by_token_type": attention(always)})
     assert [*found.values()][:2] == ["holds", "does not hold"]
     # One layer of the part is enough to break a claim on each of them.
-    once = paper | {"sep": [0.05 if layer == 7 else weight for layer, weight in enumerate(paper["sep"], 1)]}
-    assert decided("attention", tables={"attention_by_token_type": attention(once)})["middle-sep"] == "does not hold"
+    once = paper | {
+        "sep": [0.05 if layer == 7 else weight for layer, weight in enumerate(paper["sep"], 1)]
+    }
+    assert (
+        decided("attention", tables={"attention_by_token_type": attention(once)})["middle-sep"]
+        == "does not hold"
+    )
 
 
 def contribution_tables(outlier: float, rest: float, sink: str = "sep") -> dict[str, pd.DataFrame]:
     """Twelve layers, two heads, four dimensions: dimension 3 is the outlier of every hidden layer.
 
-    A key of the type ``sink`` gains ``outlier`` from dimension 3 and ``rest`` from dimension 0, other keys nothing.
+    A key of the type ``sink`` gains ``outlier`` from dimension 3 and ``rest`` from dimension 0,
+    other keys nothing.
     """
     gains = {(sink, 3): outlier, (sink, 0): rest, ("all", 3): outlier, ("all", 0): rest}
     rows = [
@@ -84,7 +114,9 @@ def contribution_tables(outlier: float, rest: float, sink: str = "sep") -> dict[
     columns = ["layer", "head", "dimension", "key_type", "contribution", "pairs"]
     contributions = pd.DataFrame(rows, columns=columns).astype({"key_type": "category"})
     outliers = pd.DataFrame({"layer": range(13), "dimension": 3, "mean": 9.0, "zscore": 9.0})
-    weights = attention({"cls": [0.2] * 12, sink: [0.9] * 12, "punct": [0.1] * 12, "other": [0.1] * 12})
+    weights = attention(
+        {"cls": [0.2] * 12, sink: [0.9] * 12, "punct": [0.1] * 12, "other": [0.1] * 12}
+    )
     # Dimension 3 is large at every token, dimension 0 at [SEP] alone.
     means = [
         (layer, d, kind, 9.0 if d == 3 or (d == 0 and kind == sink) else 0.1)
@@ -93,7 +125,9 @@ def contribution_tables(outlier: float, rest: float, sink: str = "sep") -> dict[
         for d in range(40)
     ]
     return {
-        "dimension_means": pd.DataFrame(means, columns=["layer", "dimension", "token_type", "mean"]),
+        "dimension_means": pd.DataFrame(
+            means, columns=["layer", "dimension", "token_type", "mean"]
+        ),
         "score_contributions": contributions,
         "outlier_dimensions": outliers,
         "attention_by_token_type": weights,
@@ -116,7 +150,8 @@ def test_contribution_claims_follow_the_planted_dimension():
     np.testing.assert_allclose(gap["largest"], 3.0)
     assert maruta.explained_gap(dominated, "runner-up")["rival"].tolist() == ["cls"] * 12
     assert maruta.led_by_outliers(dominated).tolist() == [1.0] * 12
-    # Layer 1 and the early layers are planted like all others, so the claims that set them apart fail.
+    # Layer 1 and the early layers are planted like all others, so the claims that set them apart
+    # fail.
     claimed = ["first-layer", "middle-heads", "early-gap", "middle-gap", "late-gap", *TYPED]
     pages = ("contributions", "types", "checks")
     expected = ["does not hold", "holds", "does not hold", "holds", "holds", "holds", "holds"]
@@ -127,13 +162,23 @@ def test_contribution_claims_follow_the_planted_dimension():
     assert maruta.explained_gap(spread)["largest_dimension"].tolist() == [0] * 12
     assert not maruta.explained_gap(spread)["is_outlier"].any()
     # The dimension that only [SEP] has adds three quarters.
-    expected = ["holds", "does not hold", "holds", "does not hold", "does not hold", "holds", "holds"]
+    expected = [
+        "holds",
+        "does not hold",
+        "holds",
+        "does not hold",
+        "does not hold",
+        "holds",
+        "holds",
+    ]
     found = decided(*pages, tables=spread)
     assert [found[name] for name in claimed] == expected
     # Where the outlier dimension adds little in layer 1 alone, that layer is set apart.
     table = dominated["score_contributions"]
     first = (table["layer"] == 1) & (table["dimension"] == 3)
-    apart = dominated | {"score_contributions": table.assign(contribution=table["contribution"].mask(first, 0.1))}
+    apart = dominated | {
+        "score_contributions": table.assign(contribution=table["contribution"].mask(first, 0.1))
+    }
     assert decided("contributions", tables=apart)["first-layer"] == "holds"
     # Keys of all types have the same score: there is no gap to take a share of.
     flat = dominated | {"score_contributions": table.assign(contribution=1.0)}
@@ -141,38 +186,61 @@ def test_contribution_claims_follow_the_planted_dimension():
 
 
 def paper_contributions(**changed: float) -> dict[str, pd.DataFrame]:
-    """Twelve layers and heads as the paper describes them: dimension 3 is an outlier everywhere, 7 and 9 later.
+    """Twelve layers and heads as the paper describes them: dimension 3 is an outlier everywhere, 7
+    and 9 later.
 
-    ``changed`` maps ``layer_dimension_head``, with ``all`` for every head, to another contribution to all keys.
+    ``changed`` maps ``layer_dimension_head``, with ``all`` for every head, to another contribution
+    to all keys.
     """
     middle = {layer: {3: -8.0, 7: 12.0} for layer in range(5, 11)}
     last = {11: {3: -5.0, 7: 6.0, 9: 5.0}, 12: {3: -6.0, 7: 4.0, 9: 5.0}}
     planted = {1: {0: 1.0}, 2: {3: 10.0}, 3: {3: 10.0}, 4: {3: 5.0, 7: 1.0}} | middle | last
     # One head goes the other way where the paper says almost all.
     other = {(layer, 3): 0.5 for layer in middle} | {(12, 7): -0.1}
-    # Of the mean over all keys, by type: in the early layers alike but for other tokens; then the dimension that lowers
-    # scores has no part in [SEP], and those that raise them have most there.
+    # Of the mean over all keys, by type: in the early layers alike but for other tokens; then the
+    # dimension that lowers scores has no part in [SEP], and those that raise them have most there.
     types = {"all": 1.0, "cls": 1.2, "sep": 1.05, "punct": 1.1, "other": 0.6}
-    lowering, raising = types | {"sep": 0.01}, types | {"cls": 0.2, "sep": 6.0, "punct": 0.2, "other": 0.1}
+    lowering, raising = (
+        types | {"sep": 0.01},
+        types | {"cls": 0.2, "sep": 6.0, "punct": 0.2, "other": 0.1},
+    )
     late = raising | {"punct": 5.0}
     rows = []
-    for layer, (dimension, head) in itertools.product(range(1, 13), itertools.product(range(10), range(1, 13))):
+    for layer, (dimension, head) in itertools.product(
+        range(1, 13), itertools.product(range(10), range(1, 13))
+    ):
         value = other.get((layer, dimension)) if head == 1 else None
         value = planted[layer].get(dimension, 0.0) if value is None else value
         for name in (f"l{layer}_{dimension}_{head}", f"l{layer}_{dimension}_all"):
             value = changed.get(name, value)
-        by_dimension = {3: lowering, 7: raising} if 5 <= layer <= 10 else {3: lowering, 9: late} if layer > 10 else {}
+        by_dimension = (
+            {3: lowering, 7: raising}
+            if 5 <= layer <= 10
+            else {3: lowering, 9: late}
+            if layer > 10
+            else {}
+        )
         # What raises the last layer as the second is the same for all types.
-        parts = dict.fromkeys(types, 1.0) if (layer, dimension) == (12, 7) else by_dimension.get(dimension, types)
+        parts = (
+            dict.fromkeys(types, 1.0)
+            if (layer, dimension) == (12, 7)
+            else by_dimension.get(dimension, types)
+        )
         rows += [(layer, dimension, head, kind, value * part) for kind, part in parts.items()]
     table = pd.DataFrame(rows, columns=["layer", "dimension", "head", "key_type", "contribution"])
     onset = {3: 0, 7: 4, 9: 10}
     found = [(layer, d, 9.0) for layer in range(13) for d, start in onset.items() if layer >= start]
-    means = [(layer, d, "all", 9.0 if layer >= onset.get(d, 99) else 0.1) for layer in range(13) for d in range(80)]
+    means = [
+        (layer, d, "all", 9.0 if layer >= onset.get(d, 99) else 0.1)
+        for layer in range(13)
+        for d in range(80)
+    ]
     return contribution_tables(1.0, 1.0) | {
         "score_contributions": table.astype({"key_type": "category"}),
         "outlier_dimensions": pd.DataFrame(found, columns=["layer", "dimension", "mean"]),
-        "dimension_means": pd.DataFrame(means, columns=["layer", "dimension", "token_type", "mean"]),
+        "dimension_means": pd.DataFrame(
+            means, columns=["layer", "dimension", "token_type", "mean"]
+        ),
     }
 
 
@@ -214,7 +282,11 @@ def test_types_that_differ_and_dimensions_that_add_nothing_do_not_count():
     table = tables["score_contributions"]
 
     def changed(layer: int, dimension: int, key_type: str, value: float) -> dict[str, str]:
-        here = (table["layer"] == layer) & (table["dimension"] == dimension) & (table["key_type"] == key_type)
+        here = (
+            (table["layer"] == layer)
+            & (table["dimension"] == dimension)
+            & (table["key_type"] == key_type)
+        )
         other = table.assign(contribution=table["contribution"].mask(here, value))
         return decided("checks", tables=tables | {"score_contributions": other})
 
@@ -228,20 +300,28 @@ def test_types_that_differ_and_dimensions_that_add_nothing_do_not_count():
     for name, departure in departures.items():
         found = changed(*departure)
         assert {other for other in TYPES if found[other] == "does not hold"} == {name}
-    # Dimensions 4 to 6 have the signs of the claim, a thousandth as large as those that stand out with the wrong ones.
+    # Dimensions 4 to 6 have the signs of the claim, a thousandth as large as those that stand out
+    # with the wrong ones.
     small = paper_contributions(l12_9_all=-5.0, l12_4_all=-0.005, l12_5_all=0.005, l12_6_all=0.005)
     means = small["dimension_means"]
     large = (means["layer"] == 11) & means["dimension"].isin([4, 5, 6])
     small["dimension_means"] = means.assign(mean=means["mean"].mask(large, 9.0))
     assert decided("contributions", tables=small)["last-signs"] == "does not hold"
     # Without an outlier dimension to speak of there is nothing to decide.
-    flat = {"dimension_means": means.assign(mean=0.1), "outlier_dimensions": tables["outlier_dimensions"].head(0)}
+    flat = {
+        "dimension_means": means.assign(mean=0.1),
+        "outlier_dimensions": tables["outlier_dimensions"].head(0),
+    }
     found = decided("contributions", "checks", tables=tables | flat)
-    assert {found[name] for name in (*SIGNS, *TYPES, "second-onset", "late-onset")} == {"not applicable"}
+    assert {found[name] for name in (*SIGNS, *TYPES, "second-onset", "late-onset")} == {
+        "not applicable"
+    }
 
 
 def test_a_threshold_and_the_length_of_sentences_decide_what_is_an_outlier():
-    """A dimension that is 30 at [CLS] alone has a mean of 30 over the number of tokens: long texts hide it."""
+    """A dimension that is 30 at [CLS] alone has a mean of 30 over the number of tokens: long texts
+    hide it.
+    """
     tables = contribution_tables(outlier=3.0, rest=0.0, sink="cls")
 
     def share(tokens: int, threshold: float) -> float:
@@ -277,31 +357,53 @@ def test_dimension_claims_follow_the_planted_dimension():
     zscore = (5 - magnitudes.mean()) / magnitudes.std()
     assert shown["value"].tolist() == pytest.approx([zscore, (9 - 2) / magnitudes.std()])
     # In the last layer nothing stands out any more.
-    flat = table.assign(mean=table["mean"].where(table["layer"] < 3, 0.01 * (table["dimension"] % 3)))
+    flat = table.assign(
+        mean=table["mean"].where(table["layer"] < 3, 0.01 * (table["dimension"] % 3))
+    )
     found = decided("dimensions", tables={"dimension_means": flat, "outlier_dimensions": found})
     assert found["persistent-outlier"] == "does not hold"
 
 
 def paper_means(**changed: float) -> dict[str, pd.DataFrame]:
-    """Thirteen hidden layers as the paper describes them: dimension 3 is its 308, 7 its 381 and 9 its 180.
+    """Thirteen hidden layers as the paper describes them: dimension 3 is its 308, 7 its 381 and 9
+    its 180.
 
     ``changed`` maps ``lLAYER_DIMENSION_TYPE`` to another mean.
     """
     rows = []
     for layer in range(13):
         sep = {3: -4.0, 4: -2.0}.get(layer, -8.0 if layer < 3 else 0.2)
-        leading = {"all": -6.0, "cls": -9.0, "sep": sep, "punct": -8.5 if layer else -4.0, "other": -6.0}
-        there = {"all": 5.0, "cls": 4.0, "sep": 20.0 if 5 <= layer <= 10 else 12.0, "punct": 4.0, "other": 3.0}
+        leading = {
+            "all": -6.0,
+            "cls": -9.0,
+            "sep": sep,
+            "punct": -8.5 if layer else -4.0,
+            "other": -6.0,
+        }
+        there = {
+            "all": 5.0,
+            "cls": 4.0,
+            "sep": 20.0 if 5 <= layer <= 10 else 12.0,
+            "punct": 4.0,
+            "other": 3.0,
+        }
         middle = there if layer > 3 else {kind: 0.5 if kind == "sep" else 0.02 for kind in there}
         late = {"all": 0.1, "cls": 0.5, "sep": 20.0, "punct": 18.0, "other": 0.7}
-        late = {kind: value * {9: 0.1, 10: 0.5}.get(layer, layer > 10) for kind, value in late.items()}
+        late = {
+            kind: value * {9: 0.1, 10: 0.5}.get(layer, layer > 10) for kind, value in late.items()
+        }
         late["all"] = 5.0 if layer > 10 else 0.02
         for d, kind in itertools.product(range(80), leading):
-            value = {3: leading, 7: middle, 9: late}.get(d, dict.fromkeys(leading, 0.01 * (d % 3)))[kind]
+            value = {3: leading, 7: middle, 9: late}.get(d, dict.fromkeys(leading, 0.01 * (d % 3)))[
+                kind
+            ]
             rows.append((layer, d, kind, changed.get(f"l{layer}_{d}_{kind}", value)))
     found = pd.DataFrame({"layer": range(13), "dimension": 3, "mean": -6.0})
     means = pd.DataFrame(rows, columns=["layer", "dimension", "token_type", "mean"])
-    return {"dimension_means": means.astype({"token_type": "category"}), "outlier_dimensions": found}
+    return {
+        "dimension_means": means.astype({"token_type": "category"}),
+        "outlier_dimensions": found,
+    }
 
 
 def test_means_by_type_hold_on_the_pattern_of_the_paper():
@@ -313,7 +415,8 @@ def test_means_by_type_hold_on_the_pattern_of_the_paper():
 @pytest.mark.parametrize(
     ("changed", "failing", "missing"),
     [
-        # An outlier of the middle layers that is one before, or of the last layers that is one in the middle.
+        # An outlier of the middle layers that is one before, or of the last layers that is one in
+        # the middle.
         ({"l2_7_all": 6.0}, {"middle-outlier"}, {"middle-sep-value"}),
         ({"l6_7_all": 0.02}, {"middle-outlier"}, {"middle-sep-value"}),
         ({"l8_9_all": 9.0}, {"late-outlier"}, {"late-growth", "late-types"}),
@@ -359,14 +462,20 @@ def test_published_table_is_complete_and_compares():
     tables.run["model_revision"] = "google-bert/bert-base-uncased@0"
     found = run_cells("outliers/checks", "bert-base-uncased", tables=tables)
     assert len(found["pairs"]) == len(paper)
-    np.testing.assert_allclose(found["pairs"]["contribution"] - found["pairs"]["mean_contribution"], 0.5)
+    np.testing.assert_allclose(
+        found["pairs"]["contribution"] - found["pairs"]["mean_contribution"], 0.5
+    )
     # Another model is not compared.
     tables.run["model_revision"] = "minilm==1"
     assert "pairs" not in run_cells("outliers/checks", "bert-base-uncased", tables=tables)
 
 
 def test_layers_of_twelve_are_those_of_the_paper():
-    assert maruta.named_layers(12) == {"early": [2, 3], "middle": [5, 6, 7, 8, 9, 10], "last": [11, 12]}
+    assert maruta.named_layers(12) == {
+        "early": [2, 3],
+        "middle": [5, 6, 7, 8, 9, 10],
+        "last": [11, 12],
+    }
 
 
 @pytest.mark.parametrize("depth", range(2, 49))
@@ -389,7 +498,11 @@ def test_claims_on_the_first_token_follow_the_planted_dimension():
     gap = maruta.explained_gap(apart, preferred="first")
     assert (gap["outliers"] / gap["gap"]).tolist() == [0.25] * 12
     # Where another type is preferred, the gap remains that of the first token.
-    away = {"attention_by_token_type": attention({"first": [0.2] * 12, "punct": [0.9] * 12, "other": [0.1] * 12})}
+    away = {
+        "attention_by_token_type": attention(
+            {"first": [0.2] * 12, "punct": [0.9] * 12, "other": [0.1] * 12}
+        )
+    }
     expected = ["does not hold"] * 4 + ["holds"] * 2
     assert [*decided("first-token", tables=apart | away).values()] == expected
     # What the mask alone gives to the first token is no preference of the model.
@@ -401,15 +514,32 @@ def test_claims_on_the_first_token_follow_the_planted_dimension():
 
 def test_contributions_mark_the_outliers_of_the_layer_that_is_read():
     values = {7: 4.0, 12: -2.0, 3: 0.5}
-    rows = [(layer, head, d, "all", values.get(d, 0.01)) for layer in (1, 2) for head in (1, 2) for d in range(20)]
+    rows = [
+        (layer, head, d, "all", values.get(d, 0.01))
+        for layer in (1, 2)
+        for head in (1, 2)
+        for d in range(20)
+    ]
     table = pd.DataFrame(rows, columns=["layer", "head", "dimension", "key_type", "contribution"])
-    means = [(layer, d, "all", 9.0 if (layer, d) == (0, 7) else 0.1) for layer in range(3) for d in range(20)]
+    means = [
+        (layer, d, "all", 9.0 if (layer, d) == (0, 7) else 0.1)
+        for layer in range(3)
+        for d in range(20)
+    ]
     means = pd.DataFrame(means, columns=["layer", "dimension", "token_type", "mean"])
     every = {"bert": Planted(score_contributions=table, dimension_means=means)}
-    found = run_cells("outliers/contributions", "def drawn", "drawn(t) for", "points = {", every=every, layers=[1, 2])
+    found = run_cells(
+        "outliers/contributions",
+        "def drawn",
+        "drawn(t) for",
+        "points = {",
+        every=every,
+        layers=[1, 2],
+    )
     names = [{text.get_text() for text in axes.texts} for axes in found["grid"].axes.flat]
     assert names == [{"7", "12", "3"}] * 2
-    # Dimension 7 is an outlier of hidden layer 0, which attention layer 1 reads; of it, both heads are drawn.
+    # Dimension 7 is an outlier of hidden layer 0, which attention layer 1 reads; of it, both heads
+    # are drawn.
     outliers = found["values"].query("kind == 'outlier dimension'")
     assert outliers[["layer", "dimension", "head"]].to_numpy().tolist() == [[1, 7, 1], [1, 7, 2]]
     led = run_cells("outliers/contributions", "led_by_outliers(t) for", every=every)["led"]
@@ -418,10 +548,19 @@ def test_contributions_mark_the_outliers_of_the_layer_that_is_read():
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data beside the project is not there")
 def test_the_share_of_the_gap_on_stsb_hangs_on_the_threshold_and_on_the_length():
-    model, corpus = load_model("minilm"), load_corpus(f"{SHARED / 'stsb' / 'stsb-en-dev.csv'}:sentence1")
+    model, corpus = (
+        load_model("minilm"),
+        load_corpus(f"{SHARED / 'stsb' / 'stsb-en-dev.csv'}:sentence1"),
+    )
     wanted = "score_contributions,dimension_means,attention_by_token_type"
-    short = [place for place, text in enumerate(corpus.texts) if len(model.tokenizer(text)["input_ids"]) <= 16]
-    everything, sentences = (measure(model, texts, wanted) for texts in (corpus, corpus.take(short)))
+    short = [
+        place
+        for place, text in enumerate(corpus.texts)
+        if len(model.tokenizer(text)["input_ids"]) <= 16
+    ]
+    everything, sentences = (
+        measure(model, texts, wanted) for texts in (corpus, corpus.take(short))
+    )
 
     def share(tables, part: str, threshold: float = 3.0) -> float:
         gap = maruta.explained_gap(tables, threshold=threshold).loc[maruta.named_layers(6)[part]]
@@ -429,4 +568,6 @@ def test_the_share_of_the_gap_on_stsb_hangs_on_the_threshold_and_on_the_length()
 
     shares = [share(everything, "middle", threshold) for threshold in (3.0, 2.5, 2.0)]
     assert shares == pytest.approx([0.40, 0.66, 0.93], abs=0.005)
-    assert [share(sentences, part) for part in ("middle", "last")] == pytest.approx([0.903, 0.881], abs=0.005)
+    assert [share(sentences, part) for part in ("middle", "last")] == pytest.approx(
+        [0.903, 0.881], abs=0.005
+    )

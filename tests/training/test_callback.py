@@ -1,4 +1,6 @@
-"""A real loop of transformers' Trainer: measured along the way, and from the checkpoints that it leaves."""
+"""A real loop of transformers' Trainer: measured along the way, and from the checkpoints that it
+leaves.
+"""
 
 import copy
 import logging
@@ -16,7 +18,11 @@ from analysis_book.training import GeometryCallback, checkpoints
 from analysis_book.training.runs import losses
 from analysis_lib import AnalysisError, measure
 
-TEXTS = ["the cat sat on the mat , and slept .", "a dog barked at it", "where is the other one ?"] * 4
+TEXTS = [
+    "the cat sat on the mat , and slept .",
+    "a dog barked at it",
+    "where is the other one ?",
+] * 4
 
 
 @pytest.fixture
@@ -39,7 +45,9 @@ def trainer(tmp_path):
             use_cpu=True,
             disable_tqdm=True,
         )
-        return transformers.Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
+        return transformers.Trainer(
+            model, arguments, train_dataset=rows, processing_class=tokenizer
+        )
 
     return make
 
@@ -63,17 +71,26 @@ def test_the_callback_logs_where_trainer_logs_and_changes_no_step(trainer):
         "geometry/attention_entropy/entropy_nats/layer_2",
     ):
         assert [step for step, _ in logged(watched, name)] == [0, 3, 6]
-    last = measure(watched.model, TEXTS, "anisotropy", tokenizer=watched.processing_class, progress=False)["anisotropy"]
+    last = measure(
+        watched.model, TEXTS, "anisotropy", tokenizer=watched.processing_class, progress=False
+    )["anisotropy"]
     pd.testing.assert_frame_equal(callback.tables[6]["anisotropy"], last, rtol=1e-6)
     hidden = last.query("space == 'hidden' and layer == 3")["cosine"].item()
-    assert logged(watched, "geometry/anisotropy/cosine/hidden/layer_3")[-1][1] == pytest.approx(hidden, rel=1e-6)
+    assert logged(watched, "geometry/anisotropy/cosine/hidden/layer_3")[-1][1] == pytest.approx(
+        hidden, rel=1e-6
+    )
     assert watched.model.training
 
 
 def test_the_callback_takes_numbers_of_ones_own(trainer):
     watched = trainer()
     watched.add_callback(
-        GeometryCallback(watched, TEXTS, every=4, numbers=lambda tables: {"rows": float(len(tables["anisotropy"]))})
+        GeometryCallback(
+            watched,
+            TEXTS,
+            every=4,
+            numbers=lambda tables: {"rows": float(len(tables["anisotropy"]))},
+        )
     )
     watched.train()
     assert [step for step, _ in logged(watched, "rows")] == [0, 4]
@@ -81,7 +98,9 @@ def test_the_callback_takes_numbers_of_ones_own(trainer):
         GeometryCallback(watched, TEXTS, every=0)
 
 
-def test_the_checkpoints_of_trainer_are_a_run_whose_copies_are_left_out(trainer, tmp_path, caplog, monkeypatch):
+def test_the_checkpoints_of_trainer_are_a_run_whose_copies_are_left_out(
+    trainer, tmp_path, caplog, monkeypatch
+):
     monkeypatch.setattr("analysis_lib.files.package_directory", lambda: tmp_path / "packages")
     trained = trainer()
     trained.train()
@@ -98,7 +117,10 @@ def test_the_checkpoints_of_trainer_are_a_run_whose_copies_are_left_out(trainer,
     assert tables["losses"]["step"].tolist() == [1, 2, 3, 4, 5, 6]
     texts = tables["anisotropy"].query("step == 6 and space == 'hidden'")["cosine"]
     last = measure(
-        trained.model, dynamics.corpora.load_corpus(str(lines), 6, 0), "anisotropy", tokenizer=trained.processing_class
+        trained.model,
+        dynamics.corpora.load_corpus(str(lines), 6, 0),
+        "anisotropy",
+        tokenizer=trained.processing_class,
     )["anisotropy"].query("space == 'hidden'")["cosine"]
     np.testing.assert_allclose(texts, last, rtol=1e-6)
     # It is one run, whatever seeds a page shows by default.
@@ -119,7 +141,11 @@ def test_the_losses_of_trainer_are_those_that_it_has_logged(trainer, tmp_path, m
     table = losses(str(tmp_path / "run"))
     assert table.columns.tolist() == ["seed", "step", "tokens", "learning_rate", "loss", "held_out"]
     assert {*table["seed"]} == {0}
-    for column, name in (("loss", "loss"), ("learning_rate", "learning_rate"), ("held_out", "eval_loss")):
+    for column, name in (
+        ("loss", "loss"),
+        ("learning_rate", "learning_rate"),
+        ("held_out", "eval_loss"),
+    ):
         known = table.dropna(subset=column)
         assert [*zip(known["step"], known[column], strict=True)] == logged(trained, name), name
     assert table.dropna(subset="held_out")["step"].tolist() == [3, 6]
@@ -142,13 +168,16 @@ def test_the_losses_of_trainer_are_of_the_state_that_went_furthest(trainer, tmp_
     assert losses(str(run))["step"].tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("state", ["", "[]", "{}", '{"global_step": 9}', '{"global_step": 9, "log_history": [{}]}'])
+@pytest.mark.parametrize(
+    "state", ["", "[]", "{}", '{"global_step": 9}', '{"global_step": 9, "log_history": [{}]}']
+)
 def test_a_damaged_state_of_trainer_is_named_before_anything_is_measured(tmp_path, state):
     folder = tmp_path / "run" / "checkpoint-2"
     folder.mkdir(parents=True)
     (folder / "trainer_state.json").write_text(state)
     with pytest.raises(
-        AnalysisError, match=r"trainer_state\.json cannot be read .*: remove it, and the losses are left"
+        AnalysisError,
+        match=r"trainer_state\.json cannot be read .*: remove it, and the losses are left",
     ):
         losses(str(tmp_path / "run"))
 

@@ -28,7 +28,12 @@ from analysis_book.training.pretraining import mask_tokens, spread
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.files import SEAL
 
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 # A process that shares what is imported starts in no time; a fresh one imports torch first.
 fork = multiprocessing.get_context("fork")
 
@@ -37,9 +42,25 @@ fork = multiprocessing.get_context("fork")
 def text(tmp_path_factory) -> Path:
     """Two hundred lines of random words, an utterance a line."""
     draw = random.Random(0)
-    words = ["a", "the", "cat", "dog", "bird", "mouse", "apple", "house", "bridge", "sees", "eats", "draws", "finds"]
+    words = [
+        "a",
+        "the",
+        "cat",
+        "dog",
+        "bird",
+        "mouse",
+        "apple",
+        "house",
+        "bridge",
+        "sees",
+        "eats",
+        "draws",
+        "finds",
+    ]
     path = tmp_path_factory.mktemp("text") / "lines.txt"
-    path.write_text("\n".join(" ".join(draw.choices(words, k=10)) + "." for _ in range(200)), encoding="utf-8")
+    path.write_text(
+        "\n".join(" ".join(draw.choices(words, k=10)) + "." for _ in range(200)), encoding="utf-8"
+    )
     return path
 
 
@@ -56,7 +77,9 @@ def run(tiny, tmp_path_factory) -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """sha256 of every file but the locks, and the seal, which knows where the data lies, by its path."""
+    """sha256 of every file but the locks, and the seal, which knows where the data lies, by its
+    path.
+    """
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -102,7 +125,14 @@ def test_a_run_leaves_checkpoints_losses_and_what_made_it(run, tiny):
     models = {f"seed_0-step_{step}" for step in range(13)}
     files = {path.name for path in run.iterdir() if path.suffix != ".lock"}
     seals = {".run.sha256", ".seed_0.sha256", SEAL}
-    assert files == {".tokenizer", "baselines.csv", "pretraining.json", "seed_0.csv", *models, *seals}
+    assert files == {
+        ".tokenizer",
+        "baselines.csv",
+        "pretraining.json",
+        "seed_0.csv",
+        *models,
+        *seals,
+    }
     table = losses(run)
     assert table.columns.tolist() == ["step", "tokens", "learning_rate", "loss", "held_out"]
     assert table["step"].tolist() == list(range(13))
@@ -121,7 +151,9 @@ def test_a_run_leaves_checkpoints_losses_and_what_made_it(run, tiny):
 def test_the_learning_rate_rises_and_falls_along_straight_lines(tiny, tmp_path):
     table = losses(pretrain(tmp_path / "run", replace(tiny, warmup=0.25, learning_rate=0.4e-3)))
     rates = [0, 1, 2, 3, *(3 * (13 - step) / 10 for step in range(4, 12))]
-    assert table["learning_rate"][1:].tolist() == pytest.approx([rate * 0.4e-3 / 3 for rate in rates])
+    assert table["learning_rate"][1:].tolist() == pytest.approx(
+        [rate * 0.4e-3 / 3 for rate in rates]
+    )
 
 
 def test_a_run_is_the_same_twice_and_another_with_another_seed(run, tiny, tmp_path):
@@ -130,7 +162,11 @@ def test_a_run_is_the_same_twice_and_another_with_another_seed(run, tiny, tmp_pa
     assert torch.equal(torch.get_rng_state(), state)
     both = contents(again)
     assert {name: value for name, value in both.items() if "seed_1" not in name} == contents(run)
-    for name in ("seed_{}.csv", "seed_{}-step_0/model.safetensors", "seed_{}-step_12/model.safetensors"):
+    for name in (
+        "seed_{}.csv",
+        "seed_{}-step_0/model.safetensors",
+        "seed_{}-step_12/model.safetensors",
+    ):
         assert both[name.format(0)] != both[name.format(1)]
 
 
@@ -175,16 +211,26 @@ def test_the_held_out_loss_is_that_of_transformers(run, tiny):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     lines = load_corpus(tiny.data).texts
     # Every 40th line, one after the other, in sequences of 14 tokens and their two edges.
-    stream = [t for line in lines[39::40] for t in (*tokenizer.convert_tokens_to_ids(tokenizer.tokenize(line)), 3)]
+    stream = [
+        t
+        for line in lines[39::40]
+        for t in (*tokenizer.convert_tokens_to_ids(tokenizer.tokenize(line)), 3)
+    ]
     rows = torch.tensor([[2, *stream[i : i + 14], 3] for i in range(0, len(stream) - 13, 14)])
     model = transformers.BertForMaskedLM.from_pretrained(folder).eval()
     total = count = 0
     torch.manual_seed(0)
     with torch.inference_mode():
         for part in rows.split(tiny.batch):
-            ids, labels = mask_tokens(part, torch.arange(5, len(tokenizer)), tokenizer.mask_token_id)
+            ids, labels = mask_tokens(
+                part, torch.arange(5, len(tokenizer)), tokenizer.mask_token_id
+            )
             predicted = int((labels != -100).sum())
-            total += model(input_ids=ids, labels=labels).loss.double().item() * predicted if predicted else 0
+            total += (
+                model(input_ids=ids, labels=labels).loss.double().item() * predicted
+                if predicted
+                else 0
+            )
             count += predicted
     assert count > 5
     assert losses(run)["held_out"].iloc[-1] == pytest.approx(total / count, rel=1e-5)
@@ -208,11 +254,17 @@ def test_training_teaches(tmp_path):
 def test_a_checkpoint_is_a_model_like_any_other(run, tiny):
     loaded = load_model(str(run / "seed_0-step_12"))
     assert loaded.max_length == tiny.length
-    tables = measure(loaded, load_corpus(tiny.data, limit=5), "qk_alignment, anisotropy", progress=False)
+    tables = measure(
+        loaded, load_corpus(tiny.data, limit=5), "qk_alignment, anisotropy", progress=False
+    )
     assert len(tables["qk_alignment"]) == 2 * 2
     assert tables["anisotropy"]["cosine"].between(-1, 1).all()
     whole = transformers.BertForMaskedLM.from_pretrained(run / "seed_0-step_12").bert.state_dict()
-    assert all(torch.equal(value, whole[name]) for name, value in loaded.model.state_dict().items() if name in whole)
+    assert all(
+        torch.equal(value, whole[name])
+        for name, value in loaded.model.state_dict().items()
+        if name in whole
+    )
 
 
 def test_seeds_in_processes_of_their_own_are_the_same(run, tiny, tmp_path, copied_workers):
@@ -255,7 +307,9 @@ def ended(target, *arguments) -> int:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_that_is_killed_ends_as_if_it_had_not_been(run, tiny, tmp_path, seed):
     draw, folder, kills = random.Random(seed), tmp_path / "run", 0
-    while (status := ended(train_and_die, folder, tiny, draw.randint(1, 3), draw.uniform(0, 0.04))) == -signal.SIGKILL:
+    while (
+        status := ended(train_and_die, folder, tiny, draw.randint(1, 3), draw.uniform(0, 0.04))
+    ) == -signal.SIGKILL:
         kills += 1
         assert kills < 40
     assert status == 0
@@ -333,7 +387,9 @@ def copied(run, tmp_path) -> Path:
 def test_what_is_damaged_is_noticed_and_mended(run, tiny, copied, damage, name):
     before = training.run_identity(str(copied))
     damage(copied / name)
-    with pytest.raises(AnalysisError, match=f"{copied / name}.* is missing or damaged: give `pretrain` the same"):
+    with pytest.raises(
+        AnalysisError, match=f"{copied / name}.* is missing or damaged: give `pretrain` the same"
+    ):
         training.checkpoints(str(copied))
     assert (training.run_identity(str(copied)) != before) == ("-step_" in name)
     pretrain(copied, tiny)
@@ -436,12 +492,18 @@ def test_a_folder_with_other_things_is_refused(tiny, tmp_path):
         ({"configuration": {"hidden_size": 0}}, ["makes no bert"]),
         ({"configuration": {"num_attention_heads": 0}}, ["makes no bert"]),
         ({"configuration": {**TINY, "num_attention_heads": -2}}, ["num_attention_heads is -2"]),
-        ({"configuration": {**TINY, "num_hidden_layers": 10**6}}, ["num_hidden_layers is 1000000: give 10000"]),
+        (
+            {"configuration": {**TINY, "num_hidden_layers": 10**6}},
+            ["num_hidden_layers is 1000000: give 10000"],
+        ),
         (
             {"configuration": {**TINY, "hidden_size": 10**9}},
             ["parameters need", "GB of memory", "'hidden_size': 10000"],
         ),
-        ({"configuration": {**TINY, "intermediate_size": 10**12}}, ["parameters need", "smaller sizes"]),
+        (
+            {"configuration": {**TINY, "intermediate_size": 10**12}},
+            ["parameters need", "smaller sizes"],
+        ),
         ({"configuration": {**TINY, "intermediate_size": 10**21}}, ["makes no bert", "10"]),
         ({"configuration": {**TINY, "max_position_embeddings": 10**12}}, ["parameters need"]),
         ({"steps": 10**12}, ["1000000000000 steps", "fewer steps"]),
@@ -496,9 +558,17 @@ def test_settings_that_make_no_sense(changes, words):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tiny, tmp_path):
-    """At no moment is a checkpoint there whose weights are not those of a model that predicts something."""
+    """At no moment is a checkpoint there whose weights are not those of a model that predicts
+    something.
+    """
     settings = replace(tiny, learning_rate=1e30, warmup=0.0)
-    refused("the loss of step", "is nan", "a learning rate below 1e+30", folder=tmp_path / "run", settings=settings)
+    refused(
+        "the loss of step",
+        "is nan",
+        "a learning rate below 1e+30",
+        folder=tmp_path / "run",
+        settings=settings,
+    )
     assert "seed_0-step_0" in {path.name for path in (tmp_path / "run").iterdir()}
     for path in (tmp_path / "run").glob("seed_0-step_*"):
         weights = transformers.BertForMaskedLM.from_pretrained(path).state_dict()
@@ -535,7 +605,9 @@ def test_a_run_with_other_settings_is_another(named):
 
 def test_the_checkpoints_of_a_folder(run, tiny, tmp_path):
     found = training.checkpoints(str(run))
-    assert found == [runs.Checkpoint(0, step, str(run / f"seed_0-step_{step}")) for step in range(13)]
+    assert found == [
+        runs.Checkpoint(0, step, str(run / f"seed_0-step_{step}")) for step in range(13)
+    ]
     both = pretrain(tmp_path / "run", tiny, seeds=(0,))
     before = training.run_identity(str(both))
     pretrain(both, tiny, seeds=(1,))
@@ -584,17 +656,32 @@ def test_the_names_of_the_multiberts():
 def test_a_damaged_description_is_named(tmp_path, content):
     (tmp_path / "pretraining.json").write_text(content)
     for of_run in (training.checkpoints, runs.run_description, runs.losses):
-        with pytest.raises(AnalysisError, match=r"pretraining\.json (cannot be read|lists no checkpoints)"):
+        with pytest.raises(
+            AnalysisError, match=r"pretraining\.json (cannot be read|lists no checkpoints)"
+        ):
             of_run(str(tmp_path))
 
 
-# --- Other architectures, other tokenizers ----------------------------------------------------------
+# --- Other architectures, other tokenizers
+# ----------------------------------------------------------
 
 SIZES = {
-    **dict.fromkeys(("hidden_size", "dim", "embedding_size", "intermediate_size", "hidden_dim"), 16),
+    **dict.fromkeys(
+        ("hidden_size", "dim", "embedding_size", "intermediate_size", "hidden_dim"), 16
+    ),
     **dict.fromkeys(("num_hidden_layers", "n_layers", "num_attention_heads", "n_heads"), 2),
 }
-KINDS = ("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet")
+KINDS = (
+    "albert",
+    "bert",
+    "camembert",
+    "deberta",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "mpnet",
+)
 KINDS += ("roberta", "xlm-roberta")
 
 
@@ -603,7 +690,9 @@ def test_every_kind_that_is_measured_can_be_pretrained(kind, text, tmp_path):
     """Whatever follows its base, and wherever its positions begin."""
     known = transformers.AutoConfig.for_model(kind).to_dict()
     configuration = {name: size for name, size in SIZES.items() if name in known}
-    settings = Pretraining(str(text), configuration, kind, vocabulary=80, length=16, steps=2, batch=4)
+    settings = Pretraining(
+        str(text), configuration, kind, vocabulary=80, length=16, steps=2, batch=4
+    )
     last = pretrain(tmp_path / "run", settings) / "seed_0-step_2"
     loaded = load_model(last)
     assert loaded.max_length == 16
@@ -616,18 +705,32 @@ def test_every_kind_that_is_measured_can_be_pretrained(kind, text, tmp_path):
     torch.manual_seed(0)
     with torch.inference_mode():
         for part in held_out.split(settings.batch):
-            ids, labels = mask_tokens(part, torch.arange(5, len(tokenizer)), tokenizer.mask_token_id)
+            ids, labels = mask_tokens(
+                part, torch.arange(5, len(tokenizer)), tokenizer.mask_token_id
+            )
             predicted = labels != -100
             logits = model(input_ids=ids).logits[predicted]
-            total += torch.nn.functional.cross_entropy(logits, labels[predicted], reduction="sum").double().item()
+            total += (
+                torch.nn.functional.cross_entropy(logits, labels[predicted], reduction="sum")
+                .double()
+                .item()
+            )
             count += int(predicted.sum())
     assert losses(tmp_path / "run")["held_out"].iloc[-1] == pytest.approx(total / count, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["bart", "xlm", "flaubert", "ibert", "longformer", "reformer", "esm", "data2vec-text"])
+@pytest.mark.parametrize(
+    "kind", ["bart", "xlm", "flaubert", "ibert", "longformer", "reformer", "esm", "data2vec-text"]
+)
 def test_what_cannot_be_measured_is_not_pretrained(kind, text, tmp_path):
     settings = Pretraining(str(text), TINY, kind, vocabulary=80, length=16, steps=2, batch=4)
-    refused("there is no masked language model", kind, "bert", folder=tmp_path / "run", settings=settings)
+    refused(
+        "there is no masked language model",
+        kind,
+        "bert",
+        folder=tmp_path / "run",
+        settings=settings,
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -635,17 +738,24 @@ def test_a_model_of_full_size_says_what_takes_a_while(text, caplog, monkeypatch)
     monkeypatch.setattr(pretraining, "LARGE", 1000)
     settings = Pretraining(str(text), TINY, vocabulary=80, length=16, steps=2, batch=4)
     with caplog.at_level("WARNING"):
-        pretraining._configuration(settings, pretraining._tokenizer(load_corpus(str(text)), settings))
+        pretraining._configuration(
+            settings, pretraining._tokenizer(load_corpus(str(text)), settings)
+        )
     assert "takes a while to begin with" in caplog.text
 
 
 def test_a_tokenizer_of_ones_own(tiny, tmp_path):
     """Whose special tokens do not come first."""
-    pieces = [*"abcdefghijklmnopqrstuvwxyz.", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
+    pieces = [
+        *"abcdefghijklmnopqrstuvwxyz.",
+        *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"),
+    ]
     pieces += ["[CLS]", "[PAD]", "[MASK]", "[UNK]", "[SEP]"]
     backend = transformers.BertTokenizer(vocab={piece: i for i, piece in enumerate(pieces)})
     backend.save_pretrained(tmp_path / "words")
-    settings = replace(tiny, tokenizer=str(tmp_path / "words"), vocabulary=Pretraining.vocabulary, steps=2)
+    settings = replace(
+        tiny, tokenizer=str(tmp_path / "words"), vocabulary=Pretraining.vocabulary, steps=2
+    )
     run = pretrain(tmp_path / "run", settings)
     config = load_model(run / "seed_0-step_2").model.config
     assert (config.vocab_size, config.pad_token_id) == (58, 54)
@@ -677,11 +787,14 @@ def test_capital_letters_are_kept_where_they_are_asked_for(tmp_path):
     assert "cased" not in Pretraining().identity()["settings"]
 
 
-# --- Descriptions that lead elsewhere ---------------------------------------------------------------
+# --- Descriptions that lead elsewhere
+# ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "steps", [["../../etc"], [-1], [0.5], ["3"], [True], [], "0", None, {"0": 1}, [0, 10**6]], ids=repr
+    "steps",
+    [["../../etc"], [-1], [0.5], ["3"], [True], [], "0", None, {"0": 1}, [0, 10**6]],
+    ids=repr,
 )
 def test_steps_that_are_none_are_refused(steps, run, copied):
     path = copied / "pretraining.json"
@@ -706,7 +819,8 @@ def test_a_pipe_in_place_of_a_description_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "step,loss\n0,1\n", "a\0b", "step,tokens,learning_rate,loss,held_out\nx,1,1,1,1\n"]
+    "content",
+    ["", "step,loss\n0,1\n", "a\0b", "step,tokens,learning_rate,loss,held_out\nx,1,1,1,1\n"],
 )
 def test_losses_that_are_none_are_one_line(content, run, copied):
     (copied / "seed_0.csv").write_text(content)

@@ -1,4 +1,6 @@
-"""Recipes of small models: those that are shipped, the scores, and that a model is trained whole or not at all."""
+"""Recipes of small models: those that are shipped, the scores, and that a model is trained whole or
+not at all.
+"""
 
 import functools
 import json
@@ -36,7 +38,9 @@ SENTENCES = [
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder of its own, with the packages, what is derived from them, and no trained model."""
+    """A data folder of its own, with the packages, what is derived from them, and no trained
+    model.
+    """
     real = files.data_directory()
     derived = tmp_path / "packages" / "derived"
     derived.mkdir(parents=True)
@@ -68,13 +72,17 @@ def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The shipped models in a data folder of their own, to be changed; nothing else can be trained."""
+    """The shipped models in a data folder of their own, to be changed; nothing else can be
+    trained.
+    """
     real, data = files.data_directory(), tmp_path / "data"
     shutil.copytree(real / "models", data / "models")
     (data / "packages.txt").symlink_to(real / "packages.txt")
     monkeypatch.setattr(files, "data_directory", lambda: data)
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "cache"))
-    monkeypatch.setattr(recipes, "_train", lambda recipe, identity, folder: (folder / "trained").touch())
+    monkeypatch.setattr(
+        recipes, "_train", lambda recipe, identity, folder: (folder / "trained").touch()
+    )
     return data / "models"
 
 
@@ -124,7 +132,9 @@ def test_shipped_weights_have_the_score_that_is_said(name, task_of):
     assert score.value > 0.95 if score.metric == "accuracy" else score.value < score.baseline - 0.5
 
 
-@pytest.mark.parametrize("change", [("settings", "steps", 7), ("settings", "version", 1), ("data", None, "others")])
+@pytest.mark.parametrize(
+    "change", [("settings", "steps", 7), ("settings", "version", 1), ("data", None, "others")]
+)
 def test_a_shipped_model_of_another_recipe_or_other_data_is_trained_anew(shipped, change):
     before = model_identity("digits-vit")
     part, name, value = change
@@ -136,11 +146,15 @@ def test_a_shipped_model_of_another_recipe_or_other_data_is_trained_anew(shipped
     assert trained("digits-convnext") == shipped / "digits-convnext"
 
 
-def test_a_shipped_model_serves_other_versions_and_has_the_identity_of_its_files(shipped, monkeypatch):
+def test_a_shipped_model_serves_other_versions_and_has_the_identity_of_its_files(
+    shipped, monkeypatch
+):
     identity = model_identity("digits-vit")
     other = model_identity("digits-vit@steps=7")
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.0")
-    monkeypatch.setattr(recipes.corpora, "data_identity", lambda _: record_in(SHIPPED / "digits-vit")["data"])
+    monkeypatch.setattr(
+        recipes.corpora, "data_identity", lambda _: record_in(SHIPPED / "digits-vit")["data"]
+    )
     assert trained("digits-vit") == shipped / "digits-vit"
     assert model_identity("digits-vit") == identity
     assert model_identity("digits-vit@steps=7") != other
@@ -175,7 +189,9 @@ def test_the_command_prints_the_score_beside_the_shipped_one(home, tmp_path, cap
         ("digits-vit", "full/file/new", "cannot be written"),
     ],
 )
-def test_the_command_refuses_in_one_line_before_it_trains(name, out, words, tmp_path, monkeypatch, capsys):
+def test_the_command_refuses_in_one_line_before_it_trains(
+    name, out, words, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(recipes, "_train", None)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -187,7 +203,9 @@ def test_the_command_refuses_in_one_line_before_it_trains(name, out, words, tmp_
 
 def test_a_link_to_an_empty_folder_is_followed(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        recipes, "_train", lambda recipe, identity, folder: shutil.copytree(SHIPPED / "digits-vit", folder)
+        recipes,
+        "_train",
+        lambda recipe, identity, folder: shutil.copytree(SHIPPED / "digits-vit", folder),
     )
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
@@ -205,7 +223,9 @@ def test_a_command_that_fails_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, "_train", fail)
     (tmp_path / "empty").mkdir()
     for out in ("new", "empty"):
-        with pytest.raises(AnalysisError, match=f"{out} cannot be written .No space left on device.: free some"):
+        with pytest.raises(
+            AnalysisError, match=f"{out} cannot be written .No space left on device.: free some"
+        ):
             train("digits-vit", tmp_path / out)
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
@@ -223,7 +243,9 @@ def test_a_trained_model_loads_like_any_other(name, home, little):
     score = record["score"]
     assert score["ci_low"] < score["value"] < score["ci_high"]
     # The loaded model has all but the head; a pooler, which nothing measures, may be added.
-    head = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+    head = getattr(
+        transformers, json.loads((folder / "config.json").read_text())["architectures"][0]
+    )
     kept = head.from_pretrained(folder).base_model.state_dict()
     for parameter, weights in loaded.model.state_dict().items():
         assert "pooler" in parameter or torch.equal(weights, kept[parameter]), parameter
@@ -232,7 +254,9 @@ def test_a_trained_model_loads_like_any_other(name, home, little):
     assert table.columns.tolist() == columns == held_out_scores([]).columns.tolist()
     numbers = [score[part] for part in ("value", "ci_low", "ci_high", "baseline")]
     metric = score["metric"].replace("_", " ")
-    assert table.to_numpy().tolist() == [[f"{name}@steps=2", record["parameters"], 2, metric, *numbers]]
+    assert table.to_numpy().tolist() == [
+        [f"{name}@steps=2", record["parameters"], 2, metric, *numbers]
+    ]
 
 
 def test_the_seed_decides_the_weights_and_the_callers_random_numbers_do_not_change(home, little):
@@ -300,7 +324,11 @@ def test_a_killed_training_is_begun_anew(home, monkeypatch):
         process.kill()
         process.communicate()
     assert all(path.name.startswith("unfinished-") for path in folders(home))
-    monkeypatch.setattr(recipes, "_train", lambda recipe, identity, folder: (folder / "config.json").write_text("{}"))
+    monkeypatch.setattr(
+        recipes,
+        "_train",
+        lambda recipe, identity, folder: (folder / "config.json").write_text("{}"),
+    )
     folder = trained("digits-vit@steps=1000000")
     assert folders(home) == [folder]
     assert [path.name for path in folder.glob("[!.]*")] == ["config.json"]
@@ -361,7 +389,9 @@ def test_a_uniform_model_takes_as_many_bits_as_there_are_tokens(few_sentences):
     assert score.value == pytest.approx(math.log2(257), abs=1e-6)
     assert score.items == len(SENTENCES[9::10])
     # The frequencies of the bytes of the other sentences, one more of each.
-    counts = Counter(range(256)) + Counter("".join(task.preprocessor.decode(ids[1:]) for ids in task.train).encode())
+    counts = Counter(range(256)) + Counter(
+        "".join(task.preprocessor.decode(ids[1:]) for ids in task.train).encode()
+    )
     held_out = "".join(SENTENCES[9::10]).encode()
     bits = [-math.log2(counts[byte] / counts.total()) for byte in held_out]
     assert score.baseline == pytest.approx(sum(bits) / len(bits), abs=1e-5)
@@ -372,7 +402,9 @@ def test_a_uniform_model_takes_as_many_bits_as_there_are_tokens(few_sentences):
 
 def test_held_out_sentences_are_not_trained_on(few_sentences):
     task = tasks.NextToken("wikipedia:sentences", 257)
-    train, test = ([task.preprocessor.decode(ids[1:]) for ids in part] for part in (task.train, task.test))
+    train, test = (
+        [task.preprocessor.decode(ids[1:]) for ids in part] for part in (task.train, task.test)
+    )
     assert sorted(test) == sorted(SENTENCES[9::10])
     assert sorted(train + test) == sorted(SENTENCES)
 

@@ -16,22 +16,44 @@ import torch
 import transformers
 
 from analysis_book.architectures import CharacterBertTokenizer
-from analysis_book.training import accuracy, finetune, loop, predict, self_attention, text_classifiers
+from analysis_book.training import (
+    accuracy,
+    finetune,
+    loop,
+    predict,
+    self_attention,
+    text_classifiers,
+)
 from analysis_book.training.wordpiece import word_pieces
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.corpora import Pair
 from analysis_lib.models import devices
-from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib.models.architectures import (
+    SelfAttentionConfig,
+    SelfAttentionForSequenceClassification,
+)
 from analysis_lib.models.tokenization import encoded
 
-GOOD = ("a warm and lovely film", "lovely from start to end", "warm , funny and lovely", "a funny , warm thing")
-BAD = ("a dull and tired film", "tired from start to end", "dull , loud and tired", "a loud , dull thing")
+GOOD = (
+    "a warm and lovely film",
+    "lovely from start to end",
+    "warm , funny and lovely",
+    "a funny , warm thing",
+)
+BAD = (
+    "a dull and tired film",
+    "tired from start to end",
+    "dull , loud and tired",
+    "a loud , dull thing",
+)
 QUICK = {"epochs": 12, "patience": 4, "batch": 4, "learning_rate": 1e-2}
 SMALL = {"vocabulary": 80, "block": {"hidden_size": 16}}
 
 
 def table(path, texts, labels, columns=("text",)):
-    rows = [dict(zip(columns, [text] if isinstance(text, str) else text, strict=True)) for text in texts]
+    rows = [
+        dict(zip(columns, [text] if isinstance(text, str) else text, strict=True)) for text in texts
+    ]
     pd.DataFrame(rows).assign(label=labels).to_csv(path, index=False)
     return load_corpus(f"{path}:{','.join(columns)}:label")
 
@@ -45,11 +67,16 @@ def reviews(tmp_path):
 def encoder(tmp_path):
     """A small BERT as it is before training."""
     tokenizer = word_pieces(GOOD + BAD, 80)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     torch.manual_seed(0)
-    transformers.BertModel(transformers.BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(
-        tmp_path / "bert"
-    )
+    transformers.BertModel(
+        transformers.BertConfig(vocab_size=len(tokenizer), **sizes)
+    ).save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     return load_model(str(tmp_path / "bert"))
 
@@ -59,7 +86,11 @@ def weights(folder):
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_self_attention_learns_what_is_there_to_learn(reviews, tmp_path):
@@ -78,13 +109,23 @@ def test_finetuning_learns_and_leaves_the_encoder_alone(encoder, reviews, tmp_pa
     loss = pd.read_csv(folder / "epochs.csv")["loss"]
     assert loss.iloc[-1] < loss.iloc[0] / 2
     assert accuracy(predict(folder, reviews))["accuracy"] == 1
-    assert all(torch.equal(value, before[name]) for name, value in encoder.model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in encoder.model.state_dict().items()
+    )
     tuned = load_model(str(folder))
-    assert not torch.equal(tuned.model.get_input_embeddings().weight, encoder.model.get_input_embeddings().weight)
+    assert not torch.equal(
+        tuned.model.get_input_embeddings().weight, encoder.model.get_input_embeddings().weight
+    )
 
 
 def test_finetuning_starts_from_the_encoder(encoder, reviews, tmp_path):
-    folder = finetune(encoder, reviews, reviews, tmp_path / "out", **{**QUICK, "epochs": 1, "learning_rate": 1e-12})
+    folder = finetune(
+        encoder,
+        reviews,
+        reviews,
+        tmp_path / "out",
+        **{**QUICK, "epochs": 1, "learning_rate": 1e-12},
+    )
     tuned = load_model(str(folder)).model.state_dict()
     for name, value in encoder.model.state_dict().items():
         assert torch.allclose(tuned[name], value, atol=1e-9), name
@@ -106,7 +147,9 @@ def always_saved(monkeypatch):
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_STATES", 0)
 
 
-def test_an_interrupted_training_resumes_and_ends_the_same(reviews, tmp_path, monkeypatch, always_saved):
+def test_an_interrupted_training_resumes_and_ends_the_same(
+    reviews, tmp_path, monkeypatch, always_saved
+):
     settings = {**SMALL, **QUICK, "epochs": 5, "patience": 5}
     whole = self_attention(reviews, reviews, tmp_path / "whole", **settings)
     batches, calls = text_classifiers.batches, []
@@ -156,7 +199,9 @@ def killed_at(monkeypatch, owner, method, call):
         (transformers.PreTrainedTokenizerBase, "save_pretrained", 3),
     ],
 )
-def test_a_process_killed_while_it_writes_resumes(reviews, tmp_path, monkeypatch, always_saved, owner, method, calls):
+def test_a_process_killed_while_it_writes_resumes(
+    reviews, tmp_path, monkeypatch, always_saved, owner, method, calls
+):
     settings = {**SMALL, **QUICK, "epochs": 1}
     with monkeypatch.context() as patch:
         seen = killed_at(patch, owner, method, math.inf)
@@ -172,10 +217,15 @@ def test_a_process_killed_while_it_writes_resumes(reviews, tmp_path, monkeypatch
         assert contents(folder) == contents(whole)
 
 
-def test_the_same_texts_with_other_names_of_their_classes_are_another_classifier(reviews, monkeypatch, tmp_path):
+def test_the_same_texts_with_other_names_of_their_classes_are_another_classifier(
+    reviews, monkeypatch, tmp_path
+):
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
     renamed = dataclasses.replace(reviews, classes=[name.upper() for name in reviews.classes])
-    folders = [self_attention(corpus, corpus, **SMALL, **{**QUICK, "epochs": 1}) for corpus in (reviews, renamed)]
+    folders = [
+        self_attention(corpus, corpus, **SMALL, **{**QUICK, "epochs": 1})
+        for corpus in (reviews, renamed)
+    ]
     assert folders[0] != folders[1]
     for folder, corpus in zip(folders, (reviews, renamed), strict=True):
         assert set(predict(folder, corpus)["predicted"]) <= set(corpus.classes)
@@ -189,19 +239,25 @@ def test_an_unfinished_training_with_other_settings_is_refused(reviews, tmp_path
         killed_at(patch, text_classifiers, "batches", 2)
         with pytest.raises(Killed):
             self_attention(reviews, reviews, tmp_path / "out", **settings)
-    with pytest.raises(AnalysisError, match=r"settings\.learning_rate is 0\.01, not 0\.0001: give another folder"):
+    with pytest.raises(
+        AnalysisError, match=r"settings\.learning_rate is 0\.01, not 0\.0001: give another folder"
+    ):
         self_attention(reviews, reviews, tmp_path / "out", **{**settings, "learning_rate": 1e-4})
     self_attention(reviews, reviews, tmp_path / "out", **settings)
 
 
-def test_training_stops_after_epochs_without_gain_and_keeps_the_best(reviews, tmp_path, monkeypatch):
+def test_training_stops_after_epochs_without_gain_and_keeps_the_best(
+    reviews, tmp_path, monkeypatch
+):
     rights = iter([0.5, 0.75, 0.5, 0.25, 0.75, 1.0])
     states = []
 
     def predicted(model, texts):
         states.append({name: value.clone() for name, value in model.state_dict().items()})
         labels = torch.tensor(reviews.labels)
-        return torch.where(torch.arange(len(labels)) < int(next(rights) * len(labels)), labels, 1 - labels)
+        return torch.where(
+            torch.arange(len(labels)) < int(next(rights) * len(labels)), labels, 1 - labels
+        )
 
     monkeypatch.setattr(text_classifiers, "predict_encoded", predicted)
     folder = self_attention(reviews, reviews, tmp_path / "out", **SMALL, **{**QUICK, "patience": 3})
@@ -210,7 +266,9 @@ def test_training_stops_after_epochs_without_gain_and_keeps_the_best(reviews, tm
     assert all(torch.equal(kept[name], value) for name, value in states[1].items())
 
 
-def test_a_trained_classifier_is_not_trained_again_and_other_settings_are_refused(reviews, tmp_path, monkeypatch):
+def test_a_trained_classifier_is_not_trained_again_and_other_settings_are_refused(
+    reviews, tmp_path, monkeypatch
+):
     settings = {**SMALL, **QUICK, "epochs": 1}
     folder = self_attention(reviews, reviews, tmp_path / "out", **settings)
     monkeypatch.setattr(text_classifiers, "_fit", None)
@@ -233,7 +291,14 @@ def test_without_a_device_it_is_the_one_there_is(encoder, reviews, tmp_path):
         found = json.loads((folder / "classifier.json").read_text())
         assert found.get("device", "cpu") == device
         assert accuracy(predict(folder, reviews, **given))["accuracy"] == 1
-        finetune(encoder, reviews, reviews, tmp_path / f"finetuned {name}", **{**QUICK, "epochs": 1}, **given)
+        finetune(
+            encoder,
+            reviews,
+            reviews,
+            tmp_path / f"finetuned {name}",
+            **{**QUICK, "epochs": 1},
+            **given,
+        )
 
 
 @pytest.mark.parametrize("device", ["warp", "meta"])
@@ -250,11 +315,16 @@ def test_a_device_that_cannot_be_used(encoder, reviews, tmp_path, device):
 
 def test_another_device_makes_another_classifier(reviews, tmp_path, monkeypatch):
     monkeypatch.setattr(text_classifiers, "_fit", Mock())
-    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", Mock())  # "meta" has no values.
+    monkeypatch.setattr(
+        transformers.PreTrainedModel, "save_pretrained", Mock()
+    )  # "meta" has no values.
     monkeypatch.setattr(devices, "usable", lambda device: device)
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
     settings = {**SMALL, **QUICK}
-    folders = [self_attention(reviews, reviews, device=device, **settings) for device in ("cpu", "meta", "meta:1")]
+    folders = [
+        self_attention(reviews, reviews, device=device, **settings)
+        for device in ("cpu", "meta", "meta:1")
+    ]
     assert folders[0] != folders[1] == folders[2]
     cpu, meta = (json.loads((folder / "classifier.json").read_text()) for folder in folders[:2])
     assert meta == {**cpu, "device": "meta"}
@@ -270,7 +340,8 @@ def test_what_a_model_reads_is_brought_to_its_device(reviews):
     assert {part.device.type for part in inputs.values()} == {"meta"}
 
 
-# --- Measured ---------------------------------------------------------------------------------------
+# --- Measured
+# ---------------------------------------------------------------------------------------
 
 
 def test_the_weight_lowers_the_entropy(reviews, tmp_path):
@@ -278,22 +349,30 @@ def test_the_weight_lowers_the_entropy(reviews, tmp_path):
     for weight in (0.0, 1.0):
         block = {"hidden_size": 16, "entropy_weight": weight}
         settings = {**QUICK, "epochs": 20, "patience": 20}
-        folder = self_attention(reviews, reviews, tmp_path / str(weight), vocabulary=80, block=block, **settings)
+        folder = self_attention(
+            reviews, reviews, tmp_path / str(weight), vocabulary=80, block=block, **settings
+        )
         tables = measure(load_model(str(folder)), reviews, "attention_entropy", progress=False)
         found.append(tables["attention_entropy"]["entropy_normalised"].mean())
     assert found[1] < found[0]
 
 
 def test_measure_gives_equation_3_on_a_saved_classifier(reviews, tmp_path):
-    folder = self_attention(reviews, reviews, tmp_path / "out", layers=2, **SMALL, **{**QUICK, "epochs": 2})
-    tables = measure(load_model(str(folder), dtype="float64"), reviews, "utterance_similarity", progress=False)
+    folder = self_attention(
+        reviews, reviews, tmp_path / "out", layers=2, **SMALL, **{**QUICK, "epochs": 2}
+    )
+    tables = measure(
+        load_model(str(folder), dtype="float64"), reviews, "utterance_similarity", progress=False
+    )
     found = tables["utterance_similarity"].set_index(["space", "layer"])["similarity"]
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     seen = {("key", 1): [], ("key", 2): [], ("value", 1): [], ("value", 2): []}
     for (space, layer), vectors in seen.items():
         part = getattr(model.encoder.layers[layer - 1].attention, space)
-        part.register_forward_hook(lambda _module, _args, output, kept=vectors: kept.append(output[0].detach()))
+        part.register_forward_hook(
+            lambda _module, _args, output, kept=vectors: kept.append(output[0].detach())
+        )
     for text in reviews.items:
         model(**tokenizer(text, return_tensors="pt"))
     for key, vectors in seen.items():
@@ -312,7 +391,9 @@ def test_measure_gives_equation_3_on_a_saved_classifier(reviews, tmp_path):
 
 
 def test_a_pair_is_read_as_the_tokenizer_reads_it(tmp_path):
-    pairs = table(tmp_path / "pairs.csv", list(zip(GOOD, BAD, strict=True)), list("abab"), ("one", "two"))
+    pairs = table(
+        tmp_path / "pairs.csv", list(zip(GOOD, BAD, strict=True)), list("abab"), ("one", "two")
+    )
     tokenizer = word_pieces(GOOD + BAD, 80)
     found, wanted = text_classifiers.encode(pairs, tokenizer, 64), tokenizer(list(GOOD), list(BAD))
     for name in ("input_ids", "token_type_ids"):
@@ -329,22 +410,35 @@ def test_a_pair_of_words_of_characters_is_read_as_bert_reads_it():
     pairs = [Pair("A warm film", "dull, tired"), Pair("loud", "a thing")]
     words = ["[CLS] a warm film [SEP] dull , tired [SEP]", "[CLS] loud [SEP] a thing [SEP]"]
     found = encoded("bert", tokenizer, pairs, 64)
-    assert [text.ids for text in found] == [[tokenizer.word_ids(word) for word in text.split()] for text in words]
-    assert [text.columns["token_type_ids"] for text in found] == [[0] * 5 + [1] * 4, [0] * 3 + [1] * 3]
-    assert [text.special for text in found] == [[word[0] == "[" for word in text.split()] for text in words]
+    assert [text.ids for text in found] == [
+        [tokenizer.word_ids(word) for word in text.split()] for text in words
+    ]
+    assert [text.columns["token_type_ids"] for text in found] == [
+        [0] * 5 + [1] * 4,
+        [0] * 3 + [1] * 3,
+    ]
+    assert [text.special for text in found] == [
+        [word[0] == "[" for word in text.split()] for text in words
+    ]
 
 
 def test_measure_reads_pairs_of_words_of_characters(tmp_path):
     loaded = load_model(str(tiny.save(tmp_path / "model", "character_bert")), dtype="float64")
-    pairs = table(tmp_path / "pairs.csv", list(zip(GOOD, BAD, strict=True)), list("abab"), ("one", "two"))
+    pairs = table(
+        tmp_path / "pairs.csv", list(zip(GOOD, BAD, strict=True)), list("abab"), ("one", "two")
+    )
     found = measure(loaded, pairs, "utterance_similarity", progress=False)["utterance_similarity"]
     words = [f"[CLS] {one} [SEP] {two} [SEP]".split() for one, two in zip(GOOD, BAD, strict=True)]
     similarities = []
     for text in words:
         ids = torch.tensor([[loaded.tokenizer.word_ids(word) for word in text]])
         with torch.no_grad():
-            types = torch.tensor([[0] * (text.index("[SEP]") + 1) + [1] * (len(text) - text.index("[SEP]") - 1)])
-            output = loaded.model(ids, torch.ones(ids.shape[:2], dtype=torch.long), token_type_ids=types)
+            types = torch.tensor(
+                [[0] * (text.index("[SEP]") + 1) + [1] * (len(text) - text.index("[SEP]") - 1)]
+            )
+            output = loaded.model(
+                ids, torch.ones(ids.shape[:2], dtype=torch.long), token_type_ids=types
+            )
         rows = torch.nn.functional.normalize(output.last_hidden_state[0], dim=-1).numpy()
         similarities.append((rows @ rows.T)[np.triu_indices(len(rows), 1)].mean())
     last = found[found["space"] == "hidden"].iloc[-1]
@@ -362,8 +456,12 @@ def test_a_model_without_a_head_on_cls_is_not_finetuned(reviews, tmp_path, name)
 
 def test_a_tokenizer_without_a_separator_refuses_pairs(tmp_path):
     tiny.save(tmp_path / "gpt2", "gpt2")
-    pairs = table(tmp_path / "pairs.csv", list(zip(GOOD, BAD, strict=True)), list("abab"), ("one", "two"))
-    with pytest.raises(AnalysisError, match="puts nothing between the texts of a pair: give a model"):
+    pairs = table(
+        tmp_path / "pairs.csv", list(zip(GOOD, BAD, strict=True)), list("abab"), ("one", "two")
+    )
+    with pytest.raises(
+        AnalysisError, match="puts nothing between the texts of a pair: give a model"
+    ):
         measure(load_model(str(tmp_path / "gpt2")), pairs, "anisotropy", progress=False)
 
 
@@ -392,7 +490,9 @@ def test_classes_that_training_lacks_are_refused(reviews, tmp_path):
 
 def test_texts_without_classes_are_refused(reviews, tmp_path):
     bare = load_corpus(f"{tmp_path / 'reviews.csv'}:text")
-    with pytest.raises(AnalysisError, match=r"no classes: give texts with them, as in reviews\.csv:text:label"):
+    with pytest.raises(
+        AnalysisError, match=r"no classes: give texts with them, as in reviews\.csv:text:label"
+    ):
         self_attention(bare, reviews, tmp_path / "out", **SMALL, **QUICK)
 
 
@@ -405,7 +505,10 @@ def test_texts_without_classes_are_refused(reviews, tmp_path):
         ({"layers": 0}, "layers is 0"),
         ({"block": {"entropy_weight": -1}}, "entropy_weight is -1"),
         ({"vocabulary": 9}, "vocabulary of 9"),
-        ({"learning_rate": 1e30}, "the loss of a batch is nan: give another folder and a learning rate below 1e\\+30"),
+        (
+            {"learning_rate": 1e30},
+            "the loss of a batch is nan: give another folder and a learning rate below 1e\\+30",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(reviews, tmp_path, settings, words):
@@ -440,7 +543,9 @@ def test_the_bundled_classes_are_balanced_and_the_splits_apart():
 
 
 def test_a_validation_split_that_lacks_a_class_is_scored_by_names(tmp_path):
-    train = table(tmp_path / "train.csv", GOOD + BAD + ("one", "two"), ["c"] * 4 + ["a"] * 4 + ["b"] * 2)
+    train = table(
+        tmp_path / "train.csv", GOOD + BAD + ("one", "two"), ["c"] * 4 + ["a"] * 4 + ["b"] * 2
+    )
     validation = table(tmp_path / "validation.csv", GOOD + BAD, ["c"] * 4 + ["a"] * 4)
     assert (list(train.classes), list(validation.classes)) == (["a", "b", "c"], ["a", "c"])
     folder = self_attention(train, validation, tmp_path / "out", **SMALL, **QUICK)

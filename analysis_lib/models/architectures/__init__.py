@@ -1,8 +1,9 @@
-"""Architectures that transformers lacks. Once this package is imported, its Auto classes load those that are here.
+"""Architectures that transformers lacks. Once this package is imported, its Auto classes load those
+that are here.
 
-No code from a model's repository is run. Each architecture keeps the names and shapes of its published weights.
-Others are plug-ins: an entry point of the group ``analysis_lib.architectures`` with the name of a ``model_type``,
-whose module registers its classes when it is imported.
+No code from a model's repository is run. Each architecture keeps the names and shapes of its
+published weights. Others are plug-ins: an entry point of the group ``analysis_lib.architectures``
+with the name of a ``model_type``, whose module registers its classes when it is imported.
 """
 
 from importlib.metadata import entry_points
@@ -34,8 +35,12 @@ for _config, _model in (
     AutoConfig.register(_config.model_type, _config)
     AutoModel.register(_config, _model)
 AutoTokenizer.register(SelfAttentionConfig, BertTokenizer)
-AutoModelForImageClassification.register(EfficientNetLiteConfig, EfficientNetLiteForImageClassification)
-AutoModelForSequenceClassification.register(SelfAttentionConfig, SelfAttentionForSequenceClassification)
+AutoModelForImageClassification.register(
+    EfficientNetLiteConfig, EfficientNetLiteForImageClassification
+)
+AutoModelForSequenceClassification.register(
+    SelfAttentionConfig, SelfAttentionForSequenceClassification
+)
 
 
 def plug_in(model_type: object) -> None:

@@ -1,11 +1,16 @@
-"""EfficientNet-Lite: EfficientNet's inverted residual blocks without squeeze and excitation, with ReLU6."""
+"""EfficientNet-Lite: EfficientNet's inverted residual blocks without squeeze and excitation, with
+ReLU6.
+"""
 
 import math
 
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttention, ImageClassifierOutputWithNoAttention
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPoolingAndNoAttention,
+    ImageClassifierOutputWithNoAttention,
+)
 
 
 class EfficientNetLiteConfig(PreTrainedConfig):
@@ -26,15 +31,21 @@ class EfficientNetLiteConfig(PreTrainedConfig):
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution that pads as TensorFlow does: ceil(size / stride) positions, an odd one at the end; no bias."""
+    """A convolution that pads as TensorFlow does: ceil(size / stride) positions, an odd one at the
+    end; no bias.
+    """
 
-    def __init__(self, channels: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+    def __init__(
+        self, channels: int, width: int, kernel: int, stride: int = 1, groups: int = 1
+    ) -> None:
         super().__init__(channels, width, kernel, stride, groups=groups, bias=False)
 
     def forward(self, maps: Tensor) -> Tensor:
         pads: list[int] = []
         for size in reversed(maps.shape[-2:]):
-            needed = (math.ceil(size / self.stride[0]) - 1) * self.stride[0] + self.kernel_size[0] - size
+            needed = (
+                (math.ceil(size / self.stride[0]) - 1) * self.stride[0] + self.kernel_size[0] - size
+            )
             pads += [max(needed, 0) // 2, max(needed, 0) - max(needed, 0) // 2]
         return super().forward(functional.pad(maps, pads))
 
@@ -42,7 +53,9 @@ class SameConv2d(nn.Conv2d):
 class EfficientNetLiteBlock(nn.Module):
     """Expand, convolve each channel, project; added to the input where both have the same shape."""
 
-    def __init__(self, channels: int, width: int, kernel: int, stride: int, expansion: int, eps: float) -> None:
+    def __init__(
+        self, channels: int, width: int, kernel: int, stride: int, expansion: int, eps: float
+    ) -> None:
         super().__init__()
         inner = channels * expansion
         if expansion > 1:
@@ -69,11 +82,14 @@ class EfficientNetLitePreTrainedModel(PreTrainedModel):
 
 
 class EfficientNetLiteModel(EfficientNetLitePreTrainedModel):
-    """An EfficientNet-Lite without its classifier; its blocks are ``_blocks.N``, in one row over the stages.
+    """An EfficientNet-Lite without its classifier; its blocks are ``_blocks.N``, in one row over
+    the stages.
 
-    Names and shapes of its weights are those of the published state dictionaries (``efficientnet-lite0-57934424.pth``).
+    Names and shapes of its weights are those of the published state dictionaries
+    (``efficientnet-lite0-57934424.pth``).
 
-    Source: Tan and Le 2019, arXiv 1905.11946; https://github.com/tensorflow/tpu, models/official/efficientnet/lite.
+    Source: Tan and Le 2019, arXiv 1905.11946; https://github.com/tensorflow/tpu,
+    models/official/efficientnet/lite.
     """
 
     _keys_to_ignore_on_load_unexpected = (r"^_fc\.",)
@@ -87,7 +103,11 @@ class EfficientNetLiteModel(EfficientNetLitePreTrainedModel):
         stages = (config.repeats, config.widths, config.kernels, config.strides, config.expansions)
         for repeats, width, kernel, stride, expansion in zip(*stages, strict=True):
             for i in range(repeats):
-                blocks.append(EfficientNetLiteBlock(channels, width, kernel, 1 if i else stride, expansion, eps))
+                blocks.append(
+                    EfficientNetLiteBlock(
+                        channels, width, kernel, 1 if i else stride, expansion, eps
+                    )
+                )
                 channels = width
         self._blocks = nn.ModuleList(blocks)
         self._conv_head = SameConv2d(channels, config.head_width, 1)
@@ -95,12 +115,16 @@ class EfficientNetLiteModel(EfficientNetLitePreTrainedModel):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Maps after the last convolution, [image, channel, height, width], and their mean over positions."""
+        """Maps after the last convolution, [image, channel, height, width], and their mean over
+        positions.
+        """
         maps = functional.relu6(self._bn0(self._conv_stem(pixel_values)))
         for block in self._blocks:
             maps = block(maps)
         maps = functional.relu6(self._bn1(self._conv_head(maps)))
-        return BaseModelOutputWithPoolingAndNoAttention(last_hidden_state=maps, pooler_output=maps.mean((-2, -1)))
+        return BaseModelOutputWithPoolingAndNoAttention(
+            last_hidden_state=maps, pooler_output=maps.mean((-2, -1))
+        )
 
 
 class EfficientNetLiteForImageClassification(EfficientNetLitePreTrainedModel):
@@ -113,4 +137,6 @@ class EfficientNetLiteForImageClassification(EfficientNetLitePreTrainedModel):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> ImageClassifierOutputWithNoAttention:
-        return ImageClassifierOutputWithNoAttention(logits=self._fc(self.backbone(pixel_values).pooler_output))
+        return ImageClassifierOutputWithNoAttention(
+            logits=self._fc(self.backbone(pixel_values).pooler_output)
+        )

@@ -1,4 +1,6 @@
-"""The classifier of Fosse et al. (2023, sec. 2.2): blocks of one full-width head, then a dense layer on [CLS]."""
+"""The classifier of Fosse et al. (2023, sec. 2.2): blocks of one full-width head, then a dense
+layer on [CLS].
+"""
 
 from collections.abc import Callable
 
@@ -14,20 +16,23 @@ from transformers.models.bert.modeling_bert import eager_attention_forward
 
 
 class SelfAttentionConfig(PreTrainedConfig):
-    """Sizes of the classifier, and what the paper leaves open: initial values, biases, and the epsilon of the norms.
+    """Sizes of the classifier, and what the paper leaves open: initial values, biases, and the
+    epsilon of the norms.
 
-    By default, embeddings and matrices are initialised as in BERT, with which the paper compares, and biases are zero.
-    PyTorch's linear layers begin with biases that are at this width about as long as the vectors to which they are
-    added: all keys, and all values, are then similar from the start.
+    By default, embeddings and matrices are initialised as in BERT, with which the paper compares,
+    and biases are zero. PyTorch's linear layers begin with biases that are at this width about as
+    long as the vectors to which they are added: all keys, and all values, are then similar from the
+    start.
 
     Attributes:
         vocab_size: the number of tokens.
         hidden_size: the width d of the embeddings and of the single head.
         num_hidden_layers: the number of blocks; 1 to 5 in the paper.
         embedding_std: the standard deviation of the embeddings' initial values.
-        initializer_range: the standard deviation of the matrices' initial values, with biases of zero; None for
-            PyTorch's default, which is uniform in ±1/√d for both.
-        attention_gain: by how much the initial values of the matrices of queries and keys are multiplied.
+        initializer_range: the standard deviation of the matrices' initial values, with biases of
+            zero; None for PyTorch's default, which is uniform in ±1/√d for both.
+        attention_gain: by how much the initial values of the matrices of queries and keys are
+            multiplied.
         bias: whether queries, keys and values have biases; equations 1 and 2 have none.
         entropy_weight: λ, the weight of the attention rows' mean normalised entropy in the loss.
         layer_norm_eps: the epsilon of the norm after each block.
@@ -58,13 +63,17 @@ class SelfAttention(nn.Module):
         self.config = config
         self.scaling = config.hidden_size**-0.5
         width = config.hidden_size
-        self.query, self.key, self.value = (nn.Linear(width, width, bias=config.bias) for _ in range(3))
+        self.query, self.key, self.value = (
+            nn.Linear(width, width, bias=config.bias) for _ in range(3)
+        )
         self.query.gain = self.key.gain = config.attention_gain
 
     def forward(
         self, hidden: Float[Tensor, "text token width"], mask: Tensor | None
     ) -> tuple[Float[Tensor, "text token width"], Float[Tensor, "text head token key"] | None]:
-        query, key, value = (part(hidden).unsqueeze(1) for part in (self.query, self.key, self.value))
+        query, key, value = (
+            part(hidden).unsqueeze(1) for part in (self.query, self.key, self.value)
+        )
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -111,26 +120,38 @@ class SelfAttentionModel(SelfAttentionPreTrainedModel):
 
     def __init__(self, config: SelfAttentionConfig):
         super().__init__(config)
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.layers = nn.ModuleList(SelfAttentionBlock(config) for _ in range(config.num_hidden_layers))
+        self.word_embeddings = nn.Embedding(
+            config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id
+        )
+        self.layers = nn.ModuleList(
+            SelfAttentionBlock(config) for _ in range(config.num_hidden_layers)
+        )
         self.post_init()
 
     def forward(
-        self, input_ids: Int[Tensor, "text token"], attention_mask: Int[Tensor, "text token"] | None = None, **kwargs
+        self,
+        input_ids: Int[Tensor, "text token"],
+        attention_mask: Int[Tensor, "text token"] | None = None,
+        **kwargs,
     ) -> BaseModelOutput:
         hidden = self.word_embeddings(input_ids)
-        mask = create_bidirectional_mask(config=self.config, inputs_embeds=hidden, attention_mask=attention_mask)
+        mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=hidden, attention_mask=attention_mask
+        )
         weights = []
         for layer in self.layers:
             hidden, layer_weights = layer(hidden, mask)
             weights.append(layer_weights)
-        return BaseModelOutput(last_hidden_state=hidden, attentions=None if None in weights else tuple(weights))
+        return BaseModelOutput(
+            last_hidden_state=hidden, attentions=None if None in weights else tuple(weights)
+        )
 
 
 class SelfAttentionForSequenceClassification(SelfAttentionPreTrainedModel):
     """A dense layer on [CLS], the first token.
 
-    Its loss is the cross-entropy in nats plus λ times :func:`mean_normalised_entropy` of the attention rows.
+    Its loss is the cross-entropy in nats plus λ times :func:`mean_normalised_entropy` of the
+    attention rows.
     """
 
     def __init__(self, config: SelfAttentionConfig):
@@ -170,7 +191,8 @@ def mean_normalised_entropy(
     Args:
         tokens: 1 at a token, 0 at padding.
     """
-    # At a weight of 0, as padding has, the gradient of p ln p would be 0 · ∞ = NaN; 1 gives the same value, 0.
+    # At a weight of 0, as padding has, the gradient of p ln p would be 0 · ∞ = NaN; 1 gives the
+    # same value, 0.
     positive = weights.where(weights > 0, 1.0)
     entropy = -(positive * positive.log()).sum(-1)
     keys = tokens.sum(-1)

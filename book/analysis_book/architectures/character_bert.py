@@ -1,4 +1,6 @@
-"""CharacterBERT: a BERT that reads whole words, each embedded by convolutions over its characters."""
+"""CharacterBERT: a BERT that reads whole words, each embedded by convolutions over its
+characters.
+"""
 
 import json
 from pathlib import Path
@@ -9,9 +11,15 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder, BertPooler, BertPreTrainedModel
+from transformers.models.bert.modeling_bert import (
+    BertEmbeddings,
+    BertEncoder,
+    BertPooler,
+    BertPreTrainedModel,
+)
 
-# A character is a byte of UTF-8 (0 to 255) or one of these. Its id is one more: a word of padding consists of zeros.
+# A character is a byte of UTF-8 (0 to 255) or one of these. Its id is one more: a word of padding
+# consists of zeros.
 _CLS, _SEP, _WORD_BEGINS, _WORD_ENDS, _PADDING, _MASK = range(256, 262)
 _SPECIAL_WORDS = {"[CLS]": _CLS, "[SEP]": _SEP, "[MASK]": _MASK}
 CHARACTERS = 263
@@ -58,43 +66,56 @@ class CharacterCnn(nn.Module):
 
     def __init__(self, config: CharacterBertConfig) -> None:
         super().__init__()
-        self._char_embedding_weights = nn.Parameter(torch.empty(CHARACTERS, config.character_embeddings_dim))
+        self._char_embedding_weights = nn.Parameter(
+            torch.empty(CHARACTERS, config.character_embeddings_dim)
+        )
         self._activation = ACT2FN[config.cnn_activation]
         self._filters = len(config.cnn_filters)
         for i, (width, filters) in enumerate(config.cnn_filters):
-            setattr(self, f"char_conv_{i}", nn.Conv1d(config.character_embeddings_dim, filters, width))
+            setattr(
+                self, f"char_conv_{i}", nn.Conv1d(config.character_embeddings_dim, filters, width)
+            )
         responses = sum(filters for _, filters in config.cnn_filters)
         self._highways = Highway(responses, config.num_highway_layers)
         self._projection = nn.Linear(responses, config.hidden_size)
 
     def forward(self, characters: Tensor) -> Tensor:
         """The vectors, [text, word, width], of words given by ids, [text, word, character]."""
-        embedded = nn.functional.embedding(characters.flatten(0, 1), self._char_embedding_weights).transpose(1, 2)
+        embedded = nn.functional.embedding(
+            characters.flatten(0, 1), self._char_embedding_weights
+        ).transpose(1, 2)
         convolutions = (getattr(self, f"char_conv_{i}") for i in range(self._filters))
-        responses = torch.cat([self._activation(conv(embedded).amax(-1)) for conv in convolutions], dim=-1)
+        responses = torch.cat(
+            [self._activation(conv(embedded).amax(-1)) for conv in convolutions], dim=-1
+        )
         return self._projection(self._highways(responses)).unflatten(0, characters.shape[:2])
 
 
 class CharacterBertEmbeddings(BertEmbeddings):
-    """BERT's sum of word, position and segment embeddings, with word embeddings computed from characters."""
+    """BERT's sum of word, position and segment embeddings, with word embeddings computed from
+    characters.
+    """
 
     def __init__(self, config: CharacterBertConfig) -> None:
         super().__init__(config)
         self.word_embeddings = CharacterCnn(config)
 
-    def forward(self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **kwargs) -> Tensor:
+    def forward(
+        self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **kwargs
+    ) -> Tensor:
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
         return super().forward(inputs_embeds=inputs_embeds, **kwargs)
 
 
 class CharacterBertModel(BertModel):
-    """BERT's encoder over words; ``input_ids`` are [text, word, character], ``attention_mask`` is [text, word].
+    """BERT's encoder over words; ``input_ids`` are [text, word, character], ``attention_mask`` is
+    [text, word].
 
-    Names and shapes of the weights are those of ``helboukkouri/character-bert`` and ``-medical``, where they have the
-    prefix ``character_bert.``, and of the authors' ``general_character_bert``, which has none. The authors test the
-    latter on "Hello World!": the vector of [CLS] in the last layer begins with -0.065009, 0.282772, -0.292036,
-    -0.156121, 0.16317.
+    Names and shapes of the weights are those of ``helboukkouri/character-bert`` and ``-medical``,
+    where they have the prefix ``character_bert.``, and of the authors' ``general_character_bert``,
+    which has none. The authors test the latter on "Hello World!": the vector of [CLS] in the last
+    layer begins with -0.065009, 0.282772, -0.292036, -0.156121, 0.16317.
 
     Source: El Boukkouri et al. 2020, arXiv 2010.10392.
     """
@@ -127,9 +148,11 @@ class CharacterBertModel(BertModel):
 
 
 class CharacterBertTokenizer:
-    """The words of BERT's basic tokenisation, each as a list of character ids; there is no vocabulary.
+    """The words of BERT's basic tokenisation, each as a list of character ids; there is no
+    vocabulary.
 
-    A word is the first bytes of its UTF-8 encoding between a begin and an end sign, padded to ``max_word_length`` ids.
+    A word is the first bytes of its UTF-8 encoding between a begin and an end sign, padded to
+    ``max_word_length`` ids.
 
     >>> tokenizer = CharacterBertTokenizer()
     >>> tokenizer.words("Hello, world")
@@ -141,7 +164,9 @@ class CharacterBertTokenizer:
     cls_token, sep_token, pad_token = "[CLS]", "[SEP]", "[PAD]"
     _SETTINGS = ("do_lower_case", "max_word_length", "model_max_length")
 
-    def __init__(self, do_lower_case: bool = True, max_word_length: int = 50, model_max_length: int = 512) -> None:
+    def __init__(
+        self, do_lower_case: bool = True, max_word_length: int = 50, model_max_length: int = 512
+    ) -> None:
         self.do_lower_case, self.max_word_length = do_lower_case, max_word_length
         self.model_max_length = model_max_length
         self._normalizer = normalizers.BertNormalizer(lowercase=do_lower_case)
@@ -163,13 +188,20 @@ class CharacterBertTokenizer:
 
     def words(self, text: str) -> list[str]:
         """The words of a text."""
-        return [word for word, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(text))]
+        return [
+            word
+            for word, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(text))
+        ]
 
-    def __call__(self, text: str | list[str], text_pair: str | list[str] | None = None, **_: object) -> dict[str, list]:
-        """What BERT reads of a text or a pair, or of each in a list: the ids of a word are those of its characters.
+    def __call__(
+        self, text: str | list[str], text_pair: str | list[str] | None = None, **_: object
+    ) -> dict[str, list]:
+        """What BERT reads of a text or a pair, or of each in a list: the ids of a word are those of
+        its characters.
 
         Returns:
-            ``input_ids``, ``token_type_ids`` and ``special_tokens_mask``, as of transformers' tokenizers.
+            ``input_ids``, ``token_type_ids`` and ``special_tokens_mask``, as of transformers'
+            tokenizers.
         """
         if not isinstance(text, str):
             found = [self(*sides) for sides in zip(*filter(None, (text, text_pair)), strict=True)]
@@ -186,12 +218,19 @@ class CharacterBertTokenizer:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``tokenizer_config.json``, which holds all settings."""
-        settings = {"tokenizer_class": type(self).__name__, **{name: getattr(self, name) for name in self._SETTINGS}}
-        (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        settings = {
+            "tokenizer_class": type(self).__name__,
+            **{name: getattr(self, name) for name in self._SETTINGS},
+        }
+        (Path(folder) / "tokenizer_config.json").write_text(
+            json.dumps(settings, indent=2) + "\n", encoding="utf-8"
+        )
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **_: object) -> "CharacterBertTokenizer":
-        """The tokenizer saved in a folder; other arguments of transformers, such as a revision, are ignored."""
+        """The tokenizer saved in a folder; other arguments of transformers, such as a revision, are
+        ignored.
+        """
         path = Path(folder) / "tokenizer_config.json"
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return cls(**{name: value for name, value in stored.items() if name in cls._SETTINGS})

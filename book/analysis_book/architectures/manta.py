@@ -1,4 +1,6 @@
-"""MANTa-LM: a T5 whose encoder reads blocks of bytes; a small network predicts where each block begins."""
+"""MANTa-LM: a T5 whose encoder reads blocks of bytes; a small network predicts where each block
+begins.
+"""
 
 import copy
 
@@ -13,7 +15,9 @@ from analysis_lib.errors import AnalysisError
 
 
 class MantaConfig(T5Config):
-    """Sizes of a MANTa-LM: those of T5 and of the pooling. The configuration of ``almanach/manta-lm-base`` sets all."""
+    """Sizes of a MANTa-LM: those of T5 and of the pooling. The configuration of
+    ``almanach/manta-lm-base`` sets all.
+    """
 
     model_type = "manta"
 
@@ -23,7 +27,8 @@ class MantaConfig(T5Config):
     frontier_predictor_num_attention_heads: int = 8
     frontier_predictor_attention_window: int = 16
     pooling_variance_regularization: float = 1e-6
-    # The width in bytes of one kernel for all dimensions; or of several, each with its number of filters.
+    # The width in bytes of one kernel for all dimensions; or of several, each with its number of
+    # filters.
     pooling_kernel_size: int | list[list[int]] = 3
     pooling_depthwise_convolution: bool = True
     pooling_mean_pool: bool = False
@@ -61,7 +66,9 @@ class MantaFrontierPredictor(nn.Module):
         self.output_projection = nn.Linear(width, 1)
 
     def forward(self, embedded: Tensor, mask: Tensor) -> Tensor:
-        hidden = self.local_transformer(inputs_embeds=embedded, attention_mask=mask.long()).last_hidden_state
+        hidden = self.local_transformer(
+            inputs_embeds=embedded, attention_mask=mask.long()
+        ).last_hidden_state
         return self.output_projection(hidden).squeeze(-1).sigmoid()
 
 
@@ -71,7 +78,9 @@ class MantaConvolution(nn.Module):
     def __init__(self, channels: int, filters: int, kernel: int, depthwise: bool) -> None:
         super().__init__()
         if kernel % 2 == 0:
-            raise AnalysisError(f"pooling_kernel_size has a kernel of {kernel} bytes: give an odd number")
+            raise AnalysisError(
+                f"pooling_kernel_size has a kernel of {kernel} bytes: give an odd number"
+            )
         self.depthwise = depthwise
         shape = (1, 1, kernel, filters) if depthwise else (channels, filters, kernel)
         self.weight = nn.Parameter(torch.empty(shape))
@@ -85,15 +94,18 @@ class MantaConvolution(nn.Module):
 
 
 class MantaPooler(nn.Module):
-    """Bytes to blocks: each byte belongs to each block with some probability, by which the block pools all bytes.
+    """Bytes to blocks: each byte belongs to each block with some probability, by which the block
+    pools all bytes.
 
-    With p_s the probability that a block begins at byte s (0 at the first), the index of the block of byte s has the
-    mean μ_s = Σ_{t≤s} p_t and the variance σ²_s = Σ_{t≤s} p_t (1 − p_t) + ε. Then
-    P_bs ∝ exp(−(μ_s − b)² / 2σ_s), normalised over b = 0 .. min(bytes, ⌊max_s(μ_s + 3σ_s)⌋ + 1) − 1: the published
-    code divides by 2σ, not 2σ². A block is the largest response (or the mean) along s of a convolution of P_bs x_s.
+    With p_s the probability that a block begins at byte s (0 at the first), the index of the block
+    of byte s has the mean μ_s = Σ_{t≤s} p_t and the variance σ²_s = Σ_{t≤s} p_t (1 − p_t) + ε. Then
+    P_bs ∝ exp(−(μ_s − b)² / 2σ_s), normalised over b = 0 .. min(bytes, ⌊max_s(μ_s + 3σ_s)⌋ + 1) −
+    1: the published code divides by 2σ, not 2σ². A block is the largest response (or the mean)
+    along s of a convolution of P_bs x_s.
 
-    In the published code, padding enters the blocks and the number of blocks is that of the whole batch. Here, each
-    text has the blocks that it has alone, and further blocks are masked. Padding is on the right.
+    In the published code, padding enters the blocks and the number of blocks is that of the whole
+    batch. Here, each text has the blocks that it has alone, and further blocks are masked. Padding
+    is on the right.
     """
 
     def __init__(self, config: MantaConfig) -> None:
@@ -105,12 +117,17 @@ class MantaPooler(nn.Module):
         self.mean_pool = config.pooling_mean_pool
         self.max_blocks = config.max_length_encoder_decoder
         self.conv_layers = nn.Sequential(
-            *(MantaConvolution(width, filters, size, config.pooling_depthwise_convolution) for size, filters in kernels)
+            *(
+                MantaConvolution(width, filters, size, config.pooling_depthwise_convolution)
+                for size, filters in kernels
+            )
         )
         self.out_projection = nn.Linear(sum(filters for _, filters in kernels), config.d_model)
 
     def forward(self, embedded: Tensor, frontiers: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The blocks, [text, block, width], and their mask, [text, block]: True at a text's own blocks."""
+        """The blocks, [text, block, width], and their mask, [text, block]: True at a text's own
+        blocks.
+        """
         shares, own = self.shares(frontiers, mask)
         if self.mean_pool:
             shares = shares / shares.sum(-1, keepdim=True).clamp(min=1)
@@ -149,7 +166,9 @@ class MantaEncoder(nn.Module):
         self.byte_embeddings = nn.Embedding(config.vocab_size, config.byte_embedding_dim)
         self.frontier_predictor = MantaFrontierPredictor(config)
         self.pooler = MantaPooler(config)
-        self.t5_encoder = T5Stack(_stack_config(config, is_decoder=False, num_layers=config.num_layers))
+        self.t5_encoder = T5Stack(
+            _stack_config(config, is_decoder=False, num_layers=config.num_layers)
+        )
         # It reads only blocks; none is published.
         self.t5_encoder.embed_tokens = None
 
@@ -158,7 +177,8 @@ class MantaEncoder(nn.Module):
     ) -> tuple[BaseModelOutput, Tensor]:
         if input_ids.shape[1] > self.max_bytes:
             raise AnalysisError(
-                f"a text has {input_ids.shape[1]} bytes, but MANTa reads {self.max_bytes} at once: cut the text"
+                f"a text has {input_ids.shape[1]} bytes, but MANTa reads {self.max_bytes} at once: "
+                "cut the text"
             )
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         embedded = self.byte_embeddings(input_ids)
@@ -168,15 +188,17 @@ class MantaEncoder(nn.Module):
 
 
 class MantaModel(T5PreTrainedModel):
-    """MANTa-LM without its language-modelling head: T5's blocks are in ``encoder.t5_encoder`` and in ``decoder``.
+    """MANTa-LM without its language-modelling head: T5's blocks are in ``encoder.t5_encoder`` and
+    in ``decoder``.
 
-    The encoder reads bytes (ByT5's ids) pooled into blocks; the decoder reads the bytes themselves, each embedded at
-    the model's width, and attends to the blocks.
+    The encoder reads bytes (ByT5's ids) pooled into blocks; the decoder reads the bytes themselves,
+    each embedded at the model's width, and attends to the blocks.
 
-    Names and shapes of the weights are those of the authors' last code for transformers (NathanGodey/transformers,
-    ``models/manta``), which ``almanach/manta-lm-base`` and ``-small`` carry with the configuration that is read here.
-    Those weights have not been tried: their file sizes suggest one matrix of bytes × width fewer than these names and
-    the head's add up to, so the head may share the decoder's embeddings.
+    Names and shapes of the weights are those of the authors' last code for transformers
+    (NathanGodey/transformers, ``models/manta``), which ``almanach/manta-lm-base`` and ``-small``
+    carry with the configuration that is read here. Those weights have not been tried: their file
+    sizes suggest one matrix of bytes × width fewer than these names and the head's add up to, so
+    the head may share the decoder's embeddings.
 
     Source: Godey et al. 2022, arXiv 2212.07284.
     """
@@ -190,7 +212,9 @@ class MantaModel(T5PreTrainedModel):
         super().__init__(config)
         self.encoder = MantaEncoder(config)
         self.decoder_embeddings = nn.Embedding(config.vocab_size, config.d_model)
-        self.decoder = T5Stack(_stack_config(config, is_decoder=True, num_layers=config.num_decoder_layers))
+        self.decoder = T5Stack(
+            _stack_config(config, is_decoder=True, num_layers=config.num_decoder_layers)
+        )
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -199,7 +223,8 @@ class MantaModel(T5PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        # T5 initialises its own modules; the others keep PyTorch's initialisation, as in the published code.
+        # T5 initialises its own modules; the others keep PyTorch's initialisation, as in the
+        # published code.
         if isinstance(module, MantaConvolution):
             fan_in = module.weight.shape[2] if module.depthwise else module.weight[0].numel()
             init.uniform_(module.weight, -(fan_in**-0.5), fan_in**-0.5)
@@ -216,11 +241,18 @@ class MantaModel(T5PreTrainedModel):
         decoder_attention_mask: Tensor | None = None,
         **kwargs,
     ) -> Seq2SeqModelOutput:
-        """The decoder's vectors for ``decoder_input_ids``, [text, byte], and the encoder's vectors for the blocks."""
+        """The decoder's vectors for ``decoder_input_ids``, [text, byte], and the encoder's vectors
+        for the blocks.
+        """
         encoded, own = self.encoder(input_ids, attention_mask, **kwargs)
-        decoded = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask}
+        decoded = {
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_attention_mask": decoder_attention_mask,
+        }
         # T5's own, which has the embeddings in another place.
-        return T5Model.forward(self, attention_mask=own, encoder_outputs=encoded, **decoded, **kwargs)
+        return T5Model.forward(
+            self, attention_mask=own, encoder_outputs=encoded, **decoded, **kwargs
+        )
 
 
 def _stack_config(config: MantaConfig, is_decoder: bool, num_layers: int) -> MantaConfig:

@@ -1,4 +1,6 @@
-"""Visual Attention Network: a convolutional network that multiplies feature maps by large-kernel convolutions."""
+"""Visual Attention Network: a convolutional network that multiplies feature maps by large-kernel
+convolutions.
+"""
 
 import math
 from collections import OrderedDict
@@ -12,7 +14,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttenti
 
 
 class VanConfig(PreTrainedConfig):
-    """Sizes of a VAN, one per stage; the defaults are those of ``Visual-Attention-Network/van-base``."""
+    """Sizes of a VAN, one per stage; the defaults are those of
+    ``Visual-Attention-Network/van-base``.
+    """
 
     model_type = "van"
 
@@ -33,11 +37,15 @@ def _sequence(**modules: nn.Module) -> nn.Sequential:
 
 
 def _depthwise(width: int, kernel: int, dilation: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(width, width, kernel, padding=kernel // 2 * dilation, dilation=dilation, groups=width)
+    return nn.Conv2d(
+        width, width, kernel, padding=kernel // 2 * dilation, dilation=dilation, groups=width
+    )
 
 
 class VanLargeKernelAttention(nn.Module):
-    """x ∘ W(D₇(D₅(x))), where D₅ is a 5×5, D₇ a 7×7 (dilation 3) and W a 1×1 convolution; D₅ and D₇ are depthwise."""
+    """x ∘ W(D₇(D₅(x))), where D₅ is a 5×5, D₇ a 7×7 (dilation 3) and W a 1×1 convolution; D₅ and D₇
+    are depthwise.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -63,14 +71,18 @@ class VanLayerScaling(nn.Module):
 
 
 class VanLayer(nn.Module):
-    """A block: attention, then a perceptron that contains a 3×3 convolution; each is scaled and added to its input."""
+    """A block: attention, then a perceptron that contains a 3×3 convolution; each is scaled and
+    added to its input.
+    """
 
     def __init__(self, config: VanConfig, width: int, ratio: int) -> None:
         super().__init__()
         # Misspelt in the published weights.
         self.pre_normomalization = nn.BatchNorm2d(width)
         self.attention = _sequence(
-            pre_projection=_sequence(conv=nn.Conv2d(width, width, 1), act=ACT2FN[config.hidden_act]),
+            pre_projection=_sequence(
+                conv=nn.Conv2d(width, width, 1), act=ACT2FN[config.hidden_act]
+            ),
             attention_layer=VanLargeKernelAttention(width),
             post_projection=nn.Conv2d(width, width, 1),
         )
@@ -92,18 +104,25 @@ class VanLayer(nn.Module):
 
 
 class VanStage(nn.Module):
-    """Overlapping patches, then blocks at one resolution, then a layer norm over the channels of each position."""
+    """Overlapping patches, then blocks at one resolution, then a layer norm over the channels of
+    each position.
+    """
 
     def __init__(self, config: VanConfig, stage: int) -> None:
         super().__init__()
         width, patch = config.hidden_sizes[stage], config.patch_sizes[stage]
         channels = config.hidden_sizes[stage - 1] if stage else config.num_channels
         self.embeddings = _sequence(
-            convolution=nn.Conv2d(channels, width, patch, stride=config.strides[stage], padding=patch // 2),
+            convolution=nn.Conv2d(
+                channels, width, patch, stride=config.strides[stage], padding=patch // 2
+            ),
             normalization=nn.BatchNorm2d(width),
         )
         self.layers = nn.Sequential(
-            *(VanLayer(config, width, config.mlp_ratios[stage]) for _ in range(config.depths[stage]))
+            *(
+                VanLayer(config, width, config.mlp_ratios[stage])
+                for _ in range(config.depths[stage])
+            )
         )
         self.normalization = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
@@ -116,8 +135,8 @@ class VanModel(PreTrainedModel):
     """A VAN without its classifier; block M of stage N is ``encoder.stages.N.layers.M``.
 
     Names and shapes of the weights are those on the hub, as transformers 4.16 to 4.30 saved them
-    (``Visual-Attention-Network/van-tiny``, ``-small``, ``-base``, ``-large``), with or without their prefix
-    ``van.``. Dropout and stochastic depth, whose rates are 0 there, are left out.
+    (``Visual-Attention-Network/van-tiny``, ``-small``, ``-base``, ``-large``), with or without
+    their prefix ``van.``. Dropout and stochastic depth, whose rates are 0 there, are left out.
 
     Source: Guo et al. 2022, arXiv 2202.09741.
     """
@@ -130,7 +149,9 @@ class VanModel(PreTrainedModel):
 
     def __init__(self, config: VanConfig) -> None:
         super().__init__(config)
-        self.encoder = _sequence(stages=nn.Sequential(*(VanStage(config, i) for i in range(len(config.depths)))))
+        self.encoder = _sequence(
+            stages=nn.Sequential(*(VanStage(config, i) for i in range(len(config.depths))))
+        )
         # Among the published weights, although nothing passes through it.
         self.layernorm = nn.LayerNorm(config.hidden_sizes[-1], eps=config.layer_norm_eps)
         self.post_init()
@@ -145,6 +166,10 @@ class VanModel(PreTrainedModel):
             init.constant_(module.weight, self.config.layer_scale_init_value)
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Maps of the last stage, [image, channel, height, width], and their mean over positions."""
+        """Maps of the last stage, [image, channel, height, width], and their mean over
+        positions.
+        """
         maps = self.encoder(pixel_values)
-        return BaseModelOutputWithPoolingAndNoAttention(last_hidden_state=maps, pooler_output=maps.mean((-2, -1)))
+        return BaseModelOutputWithPoolingAndNoAttention(
+            last_hidden_state=maps, pooler_output=maps.mean((-2, -1))
+        )

@@ -1,4 +1,6 @@
-"""The book's commands of ``analysis-lib``: run, book, report, pretrain, dynamics, classifiers, train and claims."""
+"""The book's commands of ``analysis-lib``: run, book, report, pretrain, dynamics, classifiers,
+train and claims.
+"""
 
 import argparse
 import dataclasses
@@ -32,33 +34,63 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # What these commands import of the packages that the extra brings.
-NEEDED = ("book", "altair", "ipykernel", "jupyter_book", "matplotlib", "nbclient", "papermill", "psutil", "seaborn")
+NEEDED = (
+    "book",
+    "altair",
+    "ipykernel",
+    "jupyter_book",
+    "matplotlib",
+    "nbclient",
+    "papermill",
+    "psutil",
+    "seaborn",
+)
 
 
 def add_commands(commands: Commands) -> None:
     """Add all of them: an entry point of the group ``analysis_lib.commands``."""
-    parameters = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"), "dest": "parameters"}
+    parameters = {
+        "nargs": 2,
+        "action": "append",
+        "default": [],
+        "metavar": ("NAME", "VALUE"),
+        "dest": "parameters",
+    }
     parameters["help"] = "set a parameter (may be repeated)"
 
     add = commands.add(
         "pretrain",
         _pretrain,
         "pretrain a BERT, or its like, of your own and keep checkpoints",
-        "Once for each seed, by masked language modelling. A run that was stopped goes on with the same command.",
+        "Once for each seed, by masked language modelling. A run that was stopped goes on with the "
+        "same command.",
         "--data lines.txt --config config.json --steps 2000 --out runs/mine",
-        interrupted="interrupted: no state of the training is kept yet, and the same command begins it anew",
+        interrupted="interrupted: no state of the training is kept yet, and the same command "
+        "begins it anew",
         requires=NEEDED,
     )
     add("--out", required=True, type=folder, help="folder for the checkpoints, losses and settings")
-    add("--data", type=expanduser, help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
+    add(
+        "--data",
+        type=expanduser,
+        help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt",
+    )
     add("--model-type", help="architecture, as transformers names it (default bert)")
-    add("--config", type=Path, help="JSON file with what differs from the defaults of its configuration")
+    add(
+        "--config",
+        type=Path,
+        help="JSON file with what differs from the defaults of its configuration",
+    )
     add("--steps", type=whole, help="number of batches")
     add("--batch", type=whole, help="sequences in a batch")
     add("--length", type=whole, help="tokens in a sequence")
     add("--vocabulary", type=whole, help="largest number of word pieces")
     add("--cased", action="store_true", default=None, help="keep capital letters, and accents")
-    add("--tokenizer", type=expanduser, help="a name or folder whose tokenizer to take, instead of learning one")
+    add(
+        "--tokenizer",
+        type=expanduser,
+        help="a name or folder whose tokenizer to take, instead of learning one",
+    )
     add("--learning-rate", type=decimal, help="its largest value")
     add("--warmup", type=decimal, help="share of the steps during which the learning rate rises")
     add("--weight-decay", type=decimal, help="of the weight matrices")
@@ -75,8 +107,16 @@ def add_commands(commands: Commands) -> None:
         interrupted=BEGINS_ANEW,
         requires=NEEDED,
     )
-    add("name", metavar="NAME", help="a small model of `models`, with other settings as in digits-vit@steps=50@seed=1")
-    add("--out", type=folder, help="a new folder for the model (default: NAME, in the current folder)")
+    add(
+        "name",
+        metavar="NAME",
+        help="a small model of `models`, with other settings as in digits-vit@steps=50@seed=1",
+    )
+    add(
+        "--out",
+        type=folder,
+        help="a new folder for the model (default: NAME, in the current folder)",
+    )
 
     add = commands.add(
         "dynamics",
@@ -87,13 +127,26 @@ def add_commands(commands: Commands) -> None:
         interrupted=CONTINUES,
         requires=NEEDED,
     )
-    add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
+    add(
+        "run",
+        metavar="RUN",
+        help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote",
+    )
     add("--out", required=True, type=folder, help="folder for the tables and dynamics.json")
-    add("--data", type=expanduser, default="wikipedia:held-out", help="texts (default wikipedia:held-out)")
+    add(
+        "--data",
+        type=expanduser,
+        default="wikipedia:held-out",
+        help="texts (default wikipedia:held-out)",
+    )
     add("--limit", type=whole, default=128, help="number of texts (default 128)")
     add("--seed", type=whole, default=0, help="for the draw of texts and vectors (default 0)")
     add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
-    add("--tokenizer", type=expanduser, help="where the tokenizer is, if not with the run: a name or folder")
+    add(
+        "--tokenizer",
+        type=expanduser,
+        help="where the tokenizer is, if not with the run: a name or folder",
+    )
 
     add = commands.add(
         "classifiers",
@@ -107,33 +160,67 @@ def add_commands(commands: Commands) -> None:
     known = "a corpus with classes: reviews, FOLDER/hatexplain, reviews.csv:text:label"
     add("--data", required=True, type=expanduser, help=known)
     add("--out", required=True, type=folder, help="folder for the tables and results.json")
-    add("--layers", default="1,2,3,4,5", help="depths, without a weight on entropy (default 1,2,3,4,5)")
-    add("--entropy-weights", default="0.1,1,10,100", help="for one layer each: 1000 λ (default 0.1,1,10,100)")
-    add("--test", type=expanduser, help="texts with classes to test on, where a split was published")
+    add(
+        "--layers",
+        default="1,2,3,4,5",
+        help="depths, without a weight on entropy (default 1,2,3,4,5)",
+    )
+    add(
+        "--entropy-weights",
+        default="0.1,1,10,100",
+        help="for one layer each: 1000 λ (default 0.1,1,10,100)",
+    )
+    add(
+        "--test", type=expanduser, help="texts with classes to test on, where a split was published"
+    )
     add("--limit", type=whole, default=0, help="texts to train on (default 0: all)")
-    add("--utterances", type=whole, default=1000, help="texts of the test split to measure on (default 1000)")
+    add(
+        "--utterances",
+        type=whole,
+        default=1000,
+        help="texts of the test split to measure on (default 1000)",
+    )
     add("--epochs", type=whole, default=50, help="at most (default 50)")
-    add("--patience", type=whole, default=5, help="epochs without a gain after which training stops (default 5)")
-    add("--sensitivity", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open")
+    add(
+        "--patience",
+        type=whole,
+        default=5,
+        help="epochs without a gain after which training stops (default 5)",
+    )
+    add(
+        "--sensitivity",
+        metavar="SEEDS",
+        help="also vary, with these seeds, what the paper leaves open",
+    )
     add("--sensitivity-layers", default="1", help="depths of these (default 1)")
     add("--seeds", default="0,1,2,3,4", help="comma-separated (default 0,1,2,3,4)")
 
-    kept = "interrupted: no copy was written; the same command runs all cells again, which find what they measured"
+    kept = (
+        "interrupted: no copy was written; the same command runs all cells again, which find "
+        "what they measured"
+    )
     add = commands.add(
         "run",
         _run,
         "execute one notebook with new parameters",
-        "The copy holds what its cells print and draw. --list says which notebooks there are, --parameters what one of "
+        "The copy holds what its cells print and draw. --list says which notebooks there are, "
+        "--parameters what one of "
         "them can be given.",
         "--list",
         "outliers/attention --parameters",
-        "outliers/attention -p model path/to/model -p data reviews.csv:text --out results/notebooks",
+        "outliers/attention -p model path/to/model -p data reviews.csv:text --out "
+        "results/notebooks",
         interrupted=kept if os.environ.get("ANALYSIS_LIB_MEASUREMENTS") != "" else BEGINS_ANEW,
         requires=NEEDED,
     )
     known = "a file, or a page of the book such as anisotropy/layers"
     add("notebook", nargs="?", type=Path, metavar="NOTEBOOK", help=known).completer = _pages
-    add("--list", action="store_true", dest="list_notebooks", help="list the notebooks, and run none")
+    add(
+        "--list",
+        action="store_true",
+        dest="list_notebooks",
+        help="list the notebooks, and run none",
+    )
     known = "list the parameters of the notebook, with their defaults, and do not run it"
     add("--parameters", action="store_true", dest="list_parameters", help=known)
     add("-p", **parameters)
@@ -143,7 +230,8 @@ def add_commands(commands: Commands) -> None:
         "book",
         _book,
         "execute every notebook and build the site",
-        "Only what has changed is executed again. It runs in a clone, and the site is in _build/html.",
+        "Only what has changed is executed again. It runs in a clone, and the site is in "
+        "_build/html.",
         "--profile paper",
         "-p model path/to/model -p data reviews.csv:text",
         interrupted=CONTINUES,
@@ -156,21 +244,37 @@ def add_commands(commands: Commands) -> None:
         "report",
         _report,
         "build a site about a model, or about several side by side",
-        "Each model is measured once; pages, tables as CSV, geometry.json and a model card say what was found.",
+        "Each model is measured once; pages, tables as CSV, geometry.json and a model card say "
+        "what was found.",
         'path/to/model --data reviews.csv:text --title "My model" --out reports/mine',
         "path/to/base path/to/tuned --data reviews.csv:text --out reports/tuned",
         interrupted=BEGINS_ANEW,
         requires=NEEDED,
     )
-    known = "as --model of `measure`, several for their differences; or a run, a folder with checkpoints"
+    known = (
+        "as --model of `measure`, several for their differences; or a run, a folder with "
+        "checkpoints"
+    )
     add("models", nargs="*", default=[], metavar="MODEL", help=known).completer = known_names
     add("--data", type=expanduser, help="as --data of `measure`").completer = known_names
     add("--title", help="of the report (default: what its models are called)")
-    add("--out", type=folder, help="folder of the site; a report on the same models and data is replaced")
+    add(
+        "--out",
+        type=folder,
+        help="folder of the site; a report on the same models and data is replaced",
+    )
     add("--limit", type=whole, default=1500, help="measure at most this many items (default 1500)")
     add("--seed", type=whole, default=0, help="with which they are drawn (default 0)")
-    add("--dtype", help="float32 (default), float64, bfloat16 or float16; of one model, as MODEL@dtype=bfloat16")
-    add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
+    add(
+        "--dtype",
+        help="float32 (default), float64, bfloat16 or float16; of one model, as "
+        "MODEL@dtype=bfloat16",
+    )
+    add(
+        "--units",
+        help="column of what each text is a part of, such as its document: intervals are "
+        "over these",
+    )
     known = "a name or folder to read the tokenizer from, where it is not the models'"
     add("--tokenizer", type=expanduser, help=known)
     add("--workers", **WORKERS)
@@ -182,15 +286,26 @@ def add_commands(commands: Commands) -> None:
         "claims",
         _claims,
         "print the ledger: the published claims that the book tests, and the verdicts",
-        "Those of the last build, or of executed notebooks. --csv has the sentences, sources and bounds in full.",
+        "Those of the last build, or of executed notebooks. --csv has the sentences, sources and "
+        "bounds in full.",
         "",
         "--require maruta-middle-gap",
         "results/notebooks/outliers-attention.ipynb --csv",
         requires=NEEDED,
     )
-    add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks (default: those of the book)")
+    add(
+        "executed",
+        nargs="*",
+        type=Path,
+        metavar="EXECUTED",
+        help="executed notebooks (default: those of the book)",
+    )
     add("--csv", action="store_true", help="print the verdicts as CSV")
-    add("--require", metavar="CLAIMS", help="status 1 unless all verdicts on these hold (comma-separated)")
+    add(
+        "--require",
+        metavar="CLAIMS",
+        help="status 1 unless all verdicts on these hold (comma-separated)",
+    )
 
 
 def _pretrain(options: argparse.Namespace) -> None:
@@ -203,7 +318,13 @@ def _pretrain(options: argparse.Namespace) -> None:
         wanted = 'give a JSON object such as {"hidden_size": 192}'
         given["configuration"] = files.read_json(options.config, wanted)
     seeds = _numbers("--seeds", options.seeds, whole_number)
-    pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
+    pretrain(
+        options.out,
+        Pretraining(**given),
+        seeds=seeds,
+        workers=options.workers,
+        device=options.device,
+    )
     say(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
 
 
@@ -213,7 +334,10 @@ def _train(options: argparse.Namespace) -> None:
     out = options.out or Path(options.name)
     for row in train(options.name, out).itertuples():
         interval = f"95 % interval {row.ci_low:.4f} to {row.ci_high:.4f}"
-        print(f"{row.model}: {row.metric} {row.score:.4f} on held-out data ({interval}; baseline {row.baseline:.4f})")
+        print(
+            f"{row.model}: {row.metric} {row.score:.4f} on held-out data ({interval}; baseline "
+            f"{row.baseline:.4f})"
+        )
     say(f"wrote the model to {out}")
 
 
@@ -243,8 +367,13 @@ def _classifiers(options: argparse.Namespace) -> None:
         "layers": _numbers("--layers", options.layers, whole_number),
         "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, decimal_number),
         "seeds": _numbers("--seeds", options.seeds, whole_number),
-        **{name: getattr(options, name) for name in ("limit", "test", "utterances", "epochs", "patience")},
-        "sensitivity_layers": _numbers("--sensitivity-layers", options.sensitivity_layers, whole_number),
+        **{
+            name: getattr(options, name)
+            for name in ("limit", "test", "utterances", "epochs", "patience")
+        },
+        "sensitivity_layers": _numbers(
+            "--sensitivity-layers", options.sensitivity_layers, whole_number
+        ),
     }
     if options.sensitivity is not None:
         settings["sensitivity_seeds"] = _numbers("--sensitivity", options.sensitivity, whole_number)
@@ -259,7 +388,9 @@ def _numbers(option: str, text: str, read: Callable[[str], float]) -> list:
     try:
         return [read(part) for part in text.split(",")]
     except ValueError:
-        wanted = "whole numbers, as in 0,1,2" if read is whole_number else "numbers, as in 0.001,0.1"
+        wanted = (
+            "whole numbers, as in 0,1,2" if read is whole_number else "numbers, as in 0.001,0.1"
+        )
         raise AnalysisError(f"{option} is {text!r}: give {wanted}") from None
 
 
@@ -275,7 +406,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.notebook is None:
         raise AnalysisError("NOTEBOOK is missing: give one of `analysis-lib run --list`, or a file")
     if options.list_parameters:
-        _refuse_given({"-p": options.parameters, "--out": options.out}, "--parameters lists them, and runs nothing")
+        _refuse_given(
+            {"-p": options.parameters, "--out": options.out},
+            "--parameters lists them, and runs nothing",
+        )
         rows = [["parameter", "type", "default", ""]]
         for name, declared in build.commented(build.located(options.notebook)).items():
             rows.append([name, *declared])
@@ -288,7 +422,11 @@ def _run(options: argparse.Namespace) -> None:
     with made(out):
         # Misspelt models and corpora, before a kernel starts.
         build.inputs(build.complete(parameters, spec, str(notebook)))
-        name = notebook.name if options.notebook.is_file() else "-".join(options.notebook.parts) + ".ipynb"
+        name = (
+            notebook.name
+            if options.notebook.is_file()
+            else "-".join(options.notebook.parts) + ".ipynb"
+        )
         executed = build.run_notebook(notebook, parameters, out / name)
     say(f"executed notebook: {executed}")
 
@@ -304,20 +442,30 @@ def _book(options: argparse.Namespace) -> None:
     from analysis_book import build
 
     # Without parameters, no notebook need be read for theirs.
-    parameters = build.coerce(options.parameters, build.book_parameters()) if options.parameters else {}
+    parameters = (
+        build.coerce(options.parameters, build.book_parameters()) if options.parameters else {}
+    )
     say(f"the site is at {build.build_book(options.profile, parameters)}")
 
 
 def _report(options: argparse.Namespace) -> None:
     if options.index is not None:
-        refuse_others(options, {"index", "quiet", "debug", "help"}, "--index lists the reports that are there")
+        refuse_others(
+            options, {"index", "quiet", "debug", "help"}, "--index lists the reports that are there"
+        )
         from analysis_book.build.reports import build_index
 
         say(f"the index is at {build_index(options.index)}")
         return
-    for name, value in (("MODEL", options.models), ("--data", options.data), ("--out", options.out)):
+    for name, value in (
+        ("MODEL", options.models),
+        ("--data", options.data),
+        ("--out", options.out),
+    ):
         if not value:
-            raise AnalysisError(f"{name} is missing: give analysis-lib report MODEL --data DATA --out FOLDER")
+            raise AnalysisError(
+                f"{name} is missing: give analysis-lib report MODEL --data DATA --out FOLDER"
+            )
     from analysis_book.build.reports import build_report, report_output
     from analysis_lib.models import ModelName
 
@@ -329,7 +477,9 @@ def _report(options: argparse.Namespace) -> None:
     draw = {"limit": options.limit, "seed": options.seed, "units": options.units}
     work = {name: getattr(options, name) for name in ("tokenizer", "device", "workers")}
     with sole_writer(report_output(models, options.data, options.out)):
-        page = build_report(models, options.data, options.out, title=options.title or "", **draw, **work)
+        page = build_report(
+            models, options.data, options.out, title=options.title or "", **draw, **work
+        )
     say(f"the report is at {page}")
 
 
@@ -344,7 +494,9 @@ def _claims(options: argparse.Namespace) -> None:
         if not path.is_file():
             raise AnalysisError(f"{path} is no file: give executed notebooks")
     home = ROOT / "_build" / "executed" / "default"
-    pages = {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.glob("*/*.ipynb"))}
+    pages = {
+        str(path.relative_to(home).with_suffix("")): path for path in sorted(home.glob("*/*.ipynb"))
+    }
     rows = ledger({str(path.with_suffix("")): path for path in options.executed} or pages)
     if options.csv:
         judged = rows[rows["verdict"] != NOT_RUN]

@@ -1,4 +1,6 @@
-"""What is up to date: the key of a notebook changes when something does that its outputs depend on."""
+"""What is up to date: the key of a notebook changes when something does that its outputs depend
+on.
+"""
 
 import functools
 import importlib.metadata
@@ -25,9 +27,9 @@ OF_KERNELS = f"from {NAME}.build import recording"
 def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> str:
     """A hash of all that the outputs of ``notebook`` with ``parameters`` depend on.
 
-    These are its cells, its parameters, the library, the sources of the book that it imports, the models and data
-    that its parameters name, the published tables, claims and stored measurements if it imports
-    ``analysis_book.papers``, and the installed versions.
+    These are its cells, its parameters, the library, the sources of the book that it imports, the
+    models and data that its parameters name, the published tables, claims and stored measurements
+    if it imports ``analysis_book.papers``, and the installed versions.
 
     Raises:
         AnalysisError: a model or a corpus among the parameters is unknown or cannot be reached.
@@ -46,7 +48,8 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
 
 
 def paper_data(notebook: NotebookNode, data: Path) -> dict[str, str]:
-    """What the modules on the papers read of the folder ``data``, by folder, if a notebook uses one of them.
+    """What the modules on the papers read of the folder ``data``, by folder, if a notebook uses one
+    of them.
 
     Only notebooks import ``analysis_book.papers``: everything else lies below it.
     """
@@ -67,7 +70,8 @@ def installed() -> dict[str, str]:
 
 
 def inputs(parameters: Parameters, shown: Parameters | None = None) -> dict[str, str]:
-    """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``, ``data``, ``..._data``.
+    """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``,
+    ``data``, ``..._data``.
 
     What ships under such a name is among it, for ``beside``, too.
 
@@ -82,7 +86,10 @@ def inputs(parameters: Parameters, shown: Parameters | None = None) -> dict[str,
         called = called if isinstance(called, list) else [called]
         pairs = [*zip(called, values, strict=True)]
         if name == "beside" or name.startswith("shipped"):
-            found |= {f"shipped measurement {ship}": key(hashes_of(measurements / ship)) for ship in values}
+            found |= {
+                f"shipped measurement {ship}": key(hashes_of(measurements / ship))
+                for ship in values
+            }
         elif name == "model" or name.endswith("models"):
             found |= {f"model {title}": weights_identity(model) for title, model in pairs}
         if name in ("run", "runs"):
@@ -90,5 +97,7 @@ def inputs(parameters: Parameters, shown: Parameters | None = None) -> dict[str,
         if name == "data" or name.endswith("_data"):
             # Before any kernel starts: every notebook would stop at the same mistake.
             corpora.check_draw(parameters.get("limit"), parameters.get("seed"))
-            found |= {f"{name} {title}": corpora.data_identity(spec) for title, spec in pairs if spec}
+            found |= {
+                f"{name} {title}": corpora.data_identity(spec) for title, spec in pairs if spec
+            }
     return found

@@ -1,4 +1,6 @@
-"""The first page of a report in words, and its part of a model card, from what ``geometry.json`` holds."""
+"""The first page of a report in words, and its part of a model card, from what ``geometry.json``
+holds.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,56 +26,82 @@ SPACES = {
     "value": "values",
     "final": "vectors that the model gives out",
 }
-KEYS = {"cls": "[CLS]", "sep": "[SEP]", "first": "the first token", "punct": "punctuation", "other": "other tokens"}
+KEYS = {
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "first": "the first token",
+    "punct": "punctuation",
+    "other": "other tokens",
+}
 # How many changes are listed.
 CHANGES = 5
 # What a report is about, with the page that has it.
 GLOSSARY = {
     "Average cosine": (
         "similarity",
-        "of two tokens of the corpus, over all pairs: 0 for random directions, 1 where all point the same way. A high "
+        "of two tokens of the corpus, over all pairs: 0 for random directions, 1 where all point "
+        "the same way. A high "
         "one is called anisotropy.",
     ),
-    "Average cosine of one text": ("within", "the same, of two tokens of the same text, averaged over texts."),
+    "Average cosine of one text": (
+        "within",
+        "the same, of two tokens of the same text, averaged over texts.",
+    ),
     "Drift": (
         "drift",
-        "the norm of the mean vector of a layer, here as a share of the mean norm: 1 where all vectors are the same, 0 "
+        "the norm of the mean vector of a layer, here as a share of the mean norm: 1 where all "
+        "vectors are the same, 0 "
         "where they have no common part.",
     ),
     "Attention entropy": (
         "attention",
-        "how evenly a query spreads its attention, over the largest value that it can have: 1 is even, 0 a single key.",
+        "how evenly a query spreads its attention, over the largest value that it can have: 1 is "
+        "even, 0 a single key.",
     ),
-    "Share of attention": ("attention", "what a query gives to all keys of a type together, mean over queries."),
-    "Sink": ("sinks", "a key that receives more than 0.3 of the attention of the queries that see it, on average."),
+    "Share of attention": (
+        "attention",
+        "what a query gives to all keys of a type together, mean over queries.",
+    ),
+    "Sink": (
+        "sinks",
+        "a key that receives more than 0.3 of the attention of the queries that see it, on "
+        "average.",
+    ),
     "Outlier dimension": (
         "dimensions",
-        "one whose absolute mean lies more than 3 standard deviations above those of the other dimensions of its "
+        "one whose absolute mean lies more than 3 standard deviations above those of the other "
+        "dimensions of its "
         "layer.",
     ),
     "Spike": (
         "spikes",
-        "a token whose vector is so long that the norms of its layer leave a gap below it, of a factor of two or more.",
+        "a token whose vector is so long that the norms of its layer leave a gap below it, of a "
+        "factor of two or more.",
     ),
     "Contribution": (
         "contributions",
-        "of a dimension to an attention score: its term in the sum over dimensions that the score is.",
+        "of a dimension to an attention score: its term in the sum over dimensions that the score "
+        "is.",
     ),
     "Effect": (
         "interventions",
-        "of a change: what it adds to the loss of a model that predicts tokens; of another model, 1 − the cosine of "
+        "of a change: what it adds to the loss of a model that predicts tokens; of another model, "
+        "1 − the cosine of "
         "what it gives out to what it gives out without the change.",
     ),
 }
 INTERVAL = (
-    "in brackets: the 95 % confidence interval over the texts, or over what they are parts of. That of a difference is "
+    "in brackets: the 95 % confidence interval over the texts, or over what they are parts of. "
+    "That of a difference is "
     "paired: the same texts are left out of both models."
 )
 
 
 def notes(models: Sequence[Mapping]) -> str:
     """What was noted when texts were read, by model; "" where nothing was."""
-    lines = [f"- {plain(model['title'])}: {plain(note)}." for model in models for note in model["notes"]]
+    lines = [
+        f"- {plain(model['title'])}: {plain(note)}." for model in models for note in model["notes"]
+    ]
     opening = [":::{admonition} Before you read the numbers", ":class: warning", ""]
     return "\n".join([*opening, *lines, ":::"]) if lines else ""
 
@@ -87,12 +115,15 @@ def unusual(models: Sequence[Mapping]) -> str:
         said = "" if beyond else "nothing beyond the reference models"
         lines.append(f"- {plain(model['title'])}: {said}")
         lines += [f"  - {_beside(row)}" for row in beyond or rows]
-    names = dict.fromkeys(name for model in models for row in model["beside_references"] for name in row["references"])
+    names = dict.fromkeys(
+        name for model in models for row in model["beside_references"] for name in row["references"]
+    )
     if not names:
         return f"There is no reference model that reads {PLURAL[models[0]['kind']]}."
     plural = "s" if len(names) > 1 else ""
     who = (
-        f"Reference model{plural}: {_listed(names)}. A number is unusual where its interval lies beyond theirs. "
+        f"Reference model{plural}: {_listed(names)}. A number is unusual where its interval lies "
+        "beyond theirs. "
         f"They were measured on other {PLURAL[models[0]['kind']]}, which moves numbers, too."
     )
     return "\n".join([*lines, "", who])
@@ -113,8 +144,14 @@ def changes(found: Mapping) -> str:
     first, *others = found["models"]
     parts = []
     for model in others:
-        rows = [row for row in found["differences"] if row["model"] == model["title"] and row["quantity"] in WORDS]
-        clear = [row for row in rows if row["ci_low"] is not None and row["ci_low"] * row["ci_high"] > 0]
+        rows = [
+            row
+            for row in found["differences"]
+            if row["model"] == model["title"] and row["quantity"] in WORDS
+        ]
+        clear = [
+            row for row in rows if row["ci_low"] is not None and row["ci_low"] * row["ci_high"] > 0
+        ]
         largest = {}
         for row in sorted(clear, key=lambda row: _size(row, first), reverse=True):
             largest.setdefault(row["quantity"], row)
@@ -134,7 +171,9 @@ def _base(row: Mapping, first: Mapping) -> float:
 
 
 def _size(row: Mapping, first: Mapping) -> float:
-    """How large a difference is: of norms, which know no largest one, as a share of that of the first model."""
+    """How large a difference is: of norms, which know no largest one, as a share of that of the
+    first model.
+    """
     size = abs(row["difference"])
     return size / _base(row, first) if row["quantity"] == "mean_norm" else size
 
@@ -177,7 +216,9 @@ def facts(models: Sequence[Mapping]) -> str:
         "read by": lambda m: m["reader"],
         "vocabulary": lambda m: f"{m['vocabulary']:,}" if m.get("vocabulary") else "",
         "reads at most": lambda m: f"{m['longest']:,} tokens" if m.get("longest") else "",
-        "measured on": lambda m: f"{m['texts']:,} items of {data_name(m['data'])}, {m['tokens']:,} tokens",
+        "measured on": lambda m: (
+            f"{m['texts']:,} items of {data_name(m['data'])}, {m['tokens']:,} tokens"
+        ),
         "left out": lambda m: "; ".join(f"{name} ({why})" for name, why in m["left_out"].items()),
     }
     lines = [["", *(plain(model["title"]) for model in models)], [":---"] * (1 + len(models))]
@@ -200,11 +241,15 @@ def _files(models: Sequence[Mapping]) -> str:
         rows += [(model["title"], file, digest) for file, digest in model["model_files"].items()]
     rows.append(("", f"texts of {data_name(models[0]['data'])}", models[0]["data_sha256"]))
     lines = [f"| {plain(title)} | {plain(file)} | {code(digest)} |" for title, file, digest in rows]
-    return "\n".join([":::{dropdown} Files", "| model | file | SHA-256 |", "|:---|:---|:---|", *lines, ":::"])
+    return "\n".join(
+        [":::{dropdown} Files", "| model | file | SHA-256 |", "|:---|:---|:---|", *lines, ":::"]
+    )
 
 
 def card_lines(model: Mapping) -> list[str]:
-    """What a model card says of a model besides its numbers: what was noted, and what is unusual."""
+    """What a model card says of a model besides its numbers: what was noted, and what is
+    unusual.
+    """
     lines = [f"- Note: {plain(note)}." for note in model["notes"]]
     beyond = [row for row in model["beside_references"] if row["side"] != "within"]
     lines += [f"- Unusual: {_beside(row)} ({_listed(row['references'])})." for row in beyond]

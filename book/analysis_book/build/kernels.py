@@ -1,4 +1,6 @@
-"""Kernels that start with the library imported: each is a copy of one process, which imports it once for a build."""
+"""Kernels that start with the library imported: each is a copy of one process, which imports it
+once for a build.
+"""
 
 import os
 import signal
@@ -14,43 +16,53 @@ from jupyter_client.provisioning import LocalProvisioner
 
 from analysis_lib.errors import AnalysisError, undisturbed
 
-THREAD_LIMITS = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")]
+THREAD_LIMITS = [
+    f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")
+]
 THREAD_LIMITS.append("VECLIB_MAXIMUM_THREADS")
-# A socket's path has 107 letters at most (103 on macOS), of which 32 follow the folder for temporary files.
+# A socket's path has 107 letters at most (103 on macOS), of which 32 follow the folder for
+# temporary files.
 LONGEST_FOLDER = 71
-# What nearly every notebook imports, and what takes long: modules, since a package may import its names late.
+# What nearly every notebook imports, and what takes long: modules, since a package may import its
+# names late.
 IMPORTED = [
     "ipykernel.kernelapp",
     "analysis_lib.measurement.comparison",
     "analysis_book.figures.style",
 ]
-# What must be set before the imports. One thread: a process with several cannot be copied. An executed notebook needs
-# no widgets, and the warning that they are missing would show our paths.
+# What must be set before the imports. One thread: a process with several cannot be copied. An
+# executed notebook needs no widgets, and the warning that they are missing would show our paths.
 SETTINGS = dict.fromkeys(THREAD_LIMITS, "1") | {
     "PYTHONWARNINGS": "ignore:IProgress not found",
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
 }
 
 
-def kernel_manager(scratch: str, sockets: str, threads: int, environment: dict[str, str]) -> AsyncKernelManager:
+def kernel_manager(
+    scratch: str, sockets: str, threads: int, environment: dict[str, str]
+) -> AsyncKernelManager:
     """The manager of one kernel of this interpreter.
 
     Args:
         scratch: a folder that the kernel may fill, and that its caller removes.
-        sockets: another one, where it listens, whose path is short. Not at ports: other programs may take those that
-            are free before the kernel listens there, which ends it.
+        sockets: another one, where it listens, whose path is short. Not at ports: other programs
+            may take those that are free before the kernel listens there, which ends it.
         threads: cores that it uses.
         environment: what is set in it besides.
     """
-    # In no folder are kernels looked for, so that it is this interpreter, even if others are installed.
+    # In no folder are kernels looked for, so that it is this interpreter, even if others are
+    # installed.
     kernels = KernelSpecManager(kernel_dirs=[])
     listening = {"transport": "ipc", "connection_file": f"{sockets}/kernel.json"}
     manager = AsyncKernelManager(kernel_spec_manager=kernels, **listening)
     # The user's own configuration must not enter a result, and a run must leave nothing behind.
-    # What decides where measurements are kept, as it is now: what is copied may have started before.
+    # What decides where measurements are kept, as it is now: what is copied may have started
+    # before.
     ours = {name: value for name, value in os.environ.items() if name.startswith("ANALYSIS_LIB_")}
     environment = ours | environment | dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), scratch)
-    manager.provisioner = _Copied(parent=manager, kernel_spec=kernels.get_kernel_spec(NATIVE_KERNEL_NAME))
+    manager.provisioner = _Copied(
+        parent=manager, kernel_spec=kernels.get_kernel_spec(NATIVE_KERNEL_NAME)
+    )
     manager.provisioner.arguments = (manager.connection_file, threads, environment)
     return manager
 
@@ -65,7 +77,9 @@ def folder_for_sockets() -> str:
     for folder in (usual, "/tmp"):
         if len(os.fsencode(folder)) <= LONGEST_FOLDER and os.access(folder, os.W_OK):
             return folder
-    raise AnalysisError(f"no kernel can listen in {usual}, whose path is too long: set TMPDIR to a shorter one")
+    raise AnalysisError(
+        f"no kernel can listen in {usual}, whose path is too long: set TMPDIR to a shorter one"
+    )
 
 
 def start_server(imported: list[str]) -> None:
@@ -129,5 +143,7 @@ def _be_kernel(connection_file: str, threads: int, environment: dict[str, str]) 
     end_with_parent()
     # Figures as SVG, without a date; the extension adds a PNG, and what they are drawn from.
     shown = ["--InlineBackend.figure_formats={'svg'}", "--ext=analysis_book.build.recording"]
-    shown.append("--InlineBackend.print_figure_kwargs={'bbox_inches': 'tight', 'metadata': {'Date': None}}")
+    shown.append(
+        "--InlineBackend.print_figure_kwargs={'bbox_inches': 'tight', 'metadata': {'Date': None}}"
+    )
     IPKernelApp.launch_instance(argv=["-f", connection_file, *shown])

@@ -22,10 +22,10 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
         pages: by the name of the page.
 
     Returns:
-        One row per verdict, the same on two pages once, and one per claim without any (``not run``): the fields of a
-        claim, with claim for its sentence; paper; those of a verdict; the columns of ``GROUPS``; after (the verdict, if
-        those on all models are to be right at once); judged_by (the page) and figure (of that page, the one that shows
-        the number; or "").
+        One row per verdict, the same on two pages once, and one per claim without any (``not
+        run``): the fields of a claim, with claim for its sentence; paper; those of a verdict; the
+        columns of ``GROUPS``; after (the verdict, if those on all models are to be right at once);
+        judged_by (the page) and figure (of that page, the one that shows the number; or "").
 
     Raises:
         AnalysisError: a notebook cannot be read.
@@ -36,7 +36,9 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
         notebook = read_notebook(path)
         outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
         drawn = {*_figures(notebook)}
-        for row in (row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())):
+        for row in (
+            row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())
+        ):
             # A claim that the book no longer makes has no row.
             if row["id"] in every:
                 shown = [figure for figure in every[row["id"]].figures if figure in drawn]
@@ -59,8 +61,9 @@ def outcomes(rows: pd.DataFrame) -> pd.DataFrame:
         rows: of :func:`ledger`.
 
     Returns:
-        Columns id, paper and outcome: ``holds``, ``does not hold`` or ``undecided`` wherever a number has an interval;
-        ``mixed`` where these differ; ``without a verdict`` (no number has an interval) or ``not run``.
+        Columns id, paper and outcome: ``holds``, ``does not hold`` or ``undecided`` wherever a
+        number has an interval; ``mixed`` where these differ; ``without a verdict`` (no number has
+        an interval) or ``not run``.
     """
 
     def outcome(after: pd.Series) -> str:
@@ -75,5 +78,7 @@ def outcomes(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _figures(notebook: NotebookNode) -> list[str]:
     """The names of the figures of a notebook."""
-    named = [cell.metadata.get("mystnb", {}).get("figure", {}).get("name") for cell in notebook.cells]
+    named = [
+        cell.metadata.get("mystnb", {}).get("figure", {}).get("name") for cell in notebook.cells
+    ]
     return [name for name in named if name]

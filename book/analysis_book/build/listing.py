@@ -1,4 +1,6 @@
-"""Which notebooks there are, and what they declare: read without what executes them, so that a list comes at once."""
+"""Which notebooks there are, and what they declare: read without what executes them, so that a list
+comes at once.
+"""
 
 import ast
 import itertools
@@ -27,7 +29,8 @@ def home() -> Path:
 
 
 def located(notebook: Path) -> Path:
-    """The file of a notebook: as it is given, or a page of the book by its name, in a clone or installed.
+    """The file of a notebook: as it is given, or a page of the book by its name, in a clone or
+    installed.
 
     Raises:
         AnalysisError: neither is there (with the nearest names of pages).
@@ -38,7 +41,9 @@ def located(notebook: Path) -> Path:
         return page
     found = home() / f"{notebook}.ipynb"
     if notebook.suffix or notebook.is_absolute() or not found.is_file():
-        raise AnalysisError(f"there is no notebook {notebook}: {near_names(str(notebook), pages())}")
+        raise AnalysisError(
+            f"there is no notebook {notebook}: {near_names(str(notebook), pages())}"
+        )
     return found
 
 
@@ -64,7 +69,9 @@ def titles() -> dict[str, str]:
 
 
 def commented(notebook: Path) -> dict[str, tuple[str, str, str]]:
-    """The parameters of a notebook by name: type, default and comment, as its cell of parameters has them."""
+    """The parameters of a notebook by name: type, default and comment, as its cell of parameters
+    has them.
+    """
     cells = [cell for cell in _cells(notebook) if "parameters" in cell["metadata"].get("tags", ())]
     if not cells:
         return {}
@@ -72,7 +79,9 @@ def commented(notebook: Path) -> dict[str, tuple[str, str, str]]:
     try:
         statements = ast.parse(source).body
     except SyntaxError as error:
-        raise AnalysisError(f"{notebook}: its parameters cell is not plain Python: {error.msg}") from None
+        raise AnalysisError(
+            f"{notebook}: its parameters cell is not plain Python: {error.msg}"
+        ) from None
     found = {}
     for statement in statements:
         match statement:
@@ -100,7 +109,9 @@ def _cells(notebook: Path) -> list[dict]:
         return json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise AnalysisError(f"{notebook} cannot be read ({reason}): give a notebook as Jupyter saves it") from error
+        raise AnalysisError(
+            f"{notebook} cannot be read ({reason}): give a notebook as Jupyter saves it"
+        ) from error
 
 
 def _source(cell: dict) -> str:
@@ -113,7 +124,8 @@ NARROWEST = 8
 
 
 def in_columns(rows: Sequence[Sequence[str]], width: int) -> str:
-    """Rows of texts as columns, the widest of which are wrapped until a line has so many letters at most.
+    """Rows of texts as columns, the widest of which are wrapped until a line has so many letters at
+    most.
 
     >>> print(in_columns([["name", "what it is"], ["sink", "a key that receives much"]], 18))
     name  what it is

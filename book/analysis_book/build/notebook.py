@@ -1,8 +1,9 @@
 """One notebook run strictly.
 
-Papermill alone is not strict enough to publish from: it accepts a misspelt parameter, and after a kernel has died it
-marks cells that never ran as completed. Here a notebook counts as executed only if every code cell has an execution
-count and no error output. Only then does the executed copy replace the previous one.
+Papermill alone is not strict enough to publish from: it accepts a misspelt parameter, and after a
+kernel has died it marks cells that never ran as completed. Here a notebook counts as executed only
+if every code cell has an execution count and no error output. Only then does the executed copy
+replace the previous one.
 """
 
 import asyncio
@@ -44,14 +45,16 @@ INJECTED = "injected-parameters"
 
 
 def run_notebook(notebook: Path, parameters: Parameters, out: Path) -> Path:
-    """Execute ``notebook`` with ``parameters`` in the current folder and write the executed copy to ``out``.
+    """Execute ``notebook`` with ``parameters`` in the current folder and write the executed copy to
+    ``out``.
 
-    An executed copy of the same notebook, on the same models and data, is replaced, unless it has been changed.
+    An executed copy of the same notebook, on the same models and data, is replaced, unless it has
+    been changed.
 
     Raises:
-        AnalysisError: an unknown parameter, a value of another type, or something else in the place of ``out``; or a
-            run that did not finish: ``out`` is then left as it was, and what was executed lies beside it, as
-            ``NAME.failed.ipynb``.
+        AnalysisError: an unknown parameter, a value of another type, or something else in the place
+            of ``out``; or a run that did not finish: ``out`` is then left as it was, and what was
+            executed lies beside it, as ``NAME.failed.ipynb``.
     """
     failed = out.with_suffix(".failed.ipynb")
     final = complete(parameters, notebook_parameters(notebook), str(notebook))
@@ -87,12 +90,14 @@ async def execute(
     line_file: Path | None = None,
     failed: Path | None = None,
 ) -> Path:
-    """``run_notebook`` beside others, which share one process: each has a kernel of its own, which ends with it.
+    """``run_notebook`` beside others, which share one process: each has a kernel of its own, which
+    ends with it.
 
     Args:
         key: kept in the copy, so that :func:`build_book` can tell whether it is up to date.
         threads: cores that the kernel uses; all unless given.
-        on_cell: called after each code cell of the notebook, but not after the one that changes its parameters.
+        on_cell: called after each code cell of the notebook, but not after the one that changes its
+            parameters.
         line_file: where the line of a bar that runs inside a cell is kept.
         failed: where to write what was executed of a notebook that fails.
     """
@@ -103,7 +108,11 @@ async def execute(
     started = time.monotonic()
     changed = {name: value for name, value in final.items() if value != spec[name].default}
     copy = _parameterized(notebook, changed)
-    record = {"parameters": final, "changed": [*changed], "notebook": inputs_key([str(notebook)], out.parent)}
+    record = {
+        "parameters": final,
+        "changed": [*changed],
+        "notebook": inputs_key([str(notebook)], out.parent),
+    }
     copy.metadata["analysis_lib"] = record
     with files.writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -112,12 +121,16 @@ async def execute(
         files.scratch(out.parent, ".unfinished") as scratch,
         tempfile.TemporaryDirectory(dir=folder_for_sockets()) as sockets,
     ):
-        begun, error, busy = await _run(copy, str(scratch), sockets, threads or cores(), on_cell, line_file)
+        begun, error, busy = await _run(
+            copy, str(scratch), sockets, threads or cores(), on_cell, line_file
+        )
         unfinished = [cell for cell in copy.cells if not _executed(cell)]
         if error or unfinished:
             if failed:
                 _write(copy, failed)
-            raise AnalysisError(*_complaint(notebook, final, copy, begun if error else unfinished[0], error))
+            raise AnalysisError(
+                *_complaint(notebook, final, copy, begun if error else unfinished[0], error)
+            )
         copy.metadata["analysis_lib"] |= {
             "key": key,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -130,7 +143,9 @@ async def execute(
 
 def _write(notebook: nbformat.NotebookNode, out: Path) -> None:
     """Write a notebook whole or not at all, with the hash of its cells."""
-    notebook.metadata["analysis_lib"]["sha256"] = _content_hash(nbformat.reads(nbformat.writes(notebook), 4))
+    notebook.metadata["analysis_lib"]["sha256"] = _content_hash(
+        nbformat.reads(nbformat.writes(notebook), 4)
+    )
     files.write(out, lambda path: nbformat.write(notebook, path))
 
 
@@ -141,7 +156,9 @@ def _content_hash(notebook: nbformat.NotebookNode) -> str:
 
 
 def _refuse_foreign(path: Path, notebook: Path, parameters: Parameters) -> None:
-    """Refuse to replace all but an executed copy of the same notebook, models and data, as it was written."""
+    """Refuse to replace all but an executed copy of the same notebook, models and data, as it was
+    written.
+    """
     if not path.is_file() or path.samefile(notebook):
         return
     try:
@@ -150,9 +167,13 @@ def _refuse_foreign(path: Path, notebook: Path, parameters: Parameters) -> None:
     except AnalysisError:
         copy, sealed = None, {}
     if "sha256" not in sealed:
-        raise AnalysisError(f"{path} is no executed copy of a notebook: move it, or give another --out")
+        raise AnalysisError(
+            f"{path} is no executed copy of a notebook: move it, or give another --out"
+        )
     if sealed["sha256"] != _content_hash(copy):
-        raise AnalysisError(f"{path} has been changed since it was executed: move it, or give another --out")
+        raise AnalysisError(
+            f"{path} has been changed since it was executed: move it, or give another --out"
+        )
     if sealed["notebook"] != inputs_key([str(notebook)], path.parent):
         raise AnalysisError(f"{path} is the executed copy of another notebook: give another --out")
     for name, value in sealed["parameters"].items():
@@ -173,7 +194,8 @@ def _parameterized(notebook: Path, changed: Parameters) -> nbformat.NotebookNode
 
 def injected_cell(changed: Parameters) -> nbformat.NotebookNode:
     """The cell that changes parameters."""
-    # Imported here: papermill takes a second, which a build with nothing to execute need not wait for.
+    # Imported here: papermill takes a second, which a build with nothing to execute need not wait
+    # for.
     from papermill.translators import translate_parameters
 
     source = translate_parameters(NATIVE_KERNEL_NAME, "python", changed, "Parameters")
@@ -188,11 +210,17 @@ async def _run(
     on_cell: Callable[[], object],
     line_file: Path | None,
 ) -> tuple[nbformat.NotebookNode | None, Exception | None, float]:
-    """Run the cells; the last one that was begun, what ended the run before its end, and the processor's seconds."""
+    """Run the cells; the last one that was begun, what ended the run before its end, and the
+    processor's seconds.
+    """
     begun, failure, busy = None, None, 0.0
-    manager = kernel_manager(scratch, sockets, threads, {LINE_FILE: str(line_file)} if line_file else {})
+    manager = kernel_manager(
+        scratch, sockets, threads, {LINE_FILE: str(line_file)} if line_file else {}
+    )
     # The usual 4 seconds for iopub are too few where many notebooks share few cores.
-    client = NotebookClient(notebook, manager, startup_timeout=300, iopub_timeout=120, raise_on_iopub_timeout=True)
+    client = NotebookClient(
+        notebook, manager, startup_timeout=300, iopub_timeout=120, raise_on_iopub_timeout=True
+    )
     try:
         await client.async_start_new_kernel()
         await client.async_start_new_kernel_client()
@@ -229,7 +257,9 @@ def _executed(cell: nbformat.NotebookNode) -> bool:
 
 def _traceback(cell: nbformat.NotebookNode) -> list[str]:
     text = "\n".join(line for output in cell.outputs for line in output.get("traceback", []))
-    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
+    return [
+        line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()
+    ]
 
 
 def _complaint(
@@ -239,17 +269,29 @@ def _complaint(
     cell: nbformat.NotebookNode | None,
     error: Exception | None,
 ) -> list[str]:
-    """In lines, what a reader needs to find the error: the cell, the parameters and the end of the traceback."""
+    """In lines, what a reader needs to find the error: the cell, the parameters and the end of the
+    traceback.
+    """
     where, tail = "failed before its first cell", []
     if cell:
         authored = [c for c in copy.cells if not _injected(c)]
         number = next((n for n, c in enumerate(authored, 1) if c is cell), 0)
-        where, tail = f"failed in cell {number}: {cell.source.strip().partition(chr(10))[0]}", _traceback(cell)
+        where, tail = (
+            f"failed in cell {number}: {cell.source.strip().partition(chr(10))[0]}",
+            _traceback(cell),
+        )
     values = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
     said = [f"{notebook} {where}", f"parameters: {values or 'none'}"]
     if not cell or isinstance(error, DeadKernelError):
         reason = str(error).partition("\n")[0] or type(error).__name__
-        return ["; ".join([*said, f"{reason}: free some memory or disk space, or mend the cell, and run again"])]
+        return [
+            "; ".join(
+                [
+                    *said,
+                    f"{reason}: free some memory or disk space, or mend the cell, and run again",
+                ]
+            )
+        ]
     tail = tail or str(error or "it was not executed").splitlines()
     return [said[0], *(f"  {line}" for line in [said[1], *tail[-6:]])]
 

@@ -35,7 +35,9 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
     def read(path: Path) -> nbformat.NotebookNode:
         notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
         if notebook.nbformat < 4:
-            raise ValueError("its format is older than 4 (`jupyter nbconvert --to notebook` writes it anew)")
+            raise ValueError(
+                "its format is older than 4 (`jupyter nbconvert --to notebook` writes it anew)"
+            )
         nbformat.validate(notebook)
         return notebook
 
@@ -44,7 +46,9 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
 
 def parameters_cell(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
     """The cell that is tagged ``parameters``."""
-    return next((cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])), None)
+    return next(
+        (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])), None
+    )
 
 
 def is_input(name: str) -> bool:
@@ -72,7 +76,9 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
         for node in ast.parse(cell.source).body if cell else ():
             match node:
                 case ast.AnnAssign(ast.Name(name), kind, ast.expr() as value):
-                    found[name] = Parameter(name, ast.unparse(kind).partition("[")[0], ast.literal_eval(value))
+                    found[name] = Parameter(
+                        name, ast.unparse(kind).partition("[")[0], ast.literal_eval(value)
+                    )
                 case ast.Assign([ast.Name(name)], value):
                     default = ast.literal_eval(value)
                     found[name] = Parameter(name, type(default).__name__, default)
@@ -81,10 +87,14 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
             f"{notebook}: its parameters cell is not plain Python: {str(error).split(' (')[0]}"
         ) from None
     except ValueError:
-        raise AnalysisError(f"{notebook}: the default of parameter {name} is not a literal") from None
+        raise AnalysisError(
+            f"{notebook}: the default of parameter {name} is not a literal"
+        ) from None
     for name, parameter in found.items():
         if parameter.type not in TYPES:
-            raise AnalysisError(f"{notebook}: parameter {name} has type {parameter.type}; use {', '.join(TYPES)}")
+            raise AnalysisError(
+                f"{notebook}: parameter {name} has type {parameter.type}; use {', '.join(TYPES)}"
+            )
         _check_value(parameter.default, parameter)
     return found
 
@@ -95,7 +105,9 @@ def book_parameters(root: Path = ROOT) -> dict[str, Parameter]:
 
 
 def _specs(root: Path) -> dict[str, dict[str, Parameter]]:
-    return {name: notebook_parameters(root / "book" / f"{name}.ipynb") for name in notebook_names(root)}
+    return {
+        name: notebook_parameters(root / "book" / f"{name}.ipynb") for name in notebook_names(root)
+    }
 
 
 def coerce(values: Iterable[tuple[str, str]], spec: Mapping[str, Parameter]) -> dict[str, object]:
@@ -114,7 +126,9 @@ def coerce(values: Iterable[tuple[str, str]], spec: Mapping[str, Parameter]) -> 
     return {name: _typed(text, spec[name]) for name, text in values}
 
 
-def complete(parameters: Parameters, spec: Mapping[str, Parameter], where: str) -> dict[str, object]:
+def complete(
+    parameters: Parameters, spec: Mapping[str, Parameter], where: str
+) -> dict[str, object]:
     """The value of every parameter in ``spec``: that in ``parameters``, or its default.
 
     Raises:
@@ -126,8 +140,11 @@ def complete(parameters: Parameters, spec: Mapping[str, Parameter], where: str) 
     return {name: spec[name].default for name in spec} | dict(parameters)
 
 
-def resolve(profile: str, parameters: Parameters, root: Path = ROOT) -> dict[str, dict[str, object]]:
-    """The values of all parameters of each notebook: its defaults, under the profile, under ``parameters``.
+def resolve(
+    profile: str, parameters: Parameters, root: Path = ROOT
+) -> dict[str, dict[str, object]]:
+    """The values of all parameters of each notebook: its defaults, under the profile, under
+    ``parameters``.
 
     Raises:
         AnalysisError: an unknown profile, notebook or parameter, or a value of another type.
@@ -139,10 +156,14 @@ def resolve(profile: str, parameters: Parameters, root: Path = ROOT) -> dict[str
     _refuse_unknown(parameters, every, "the book")
     _refuse_unknown(shared, every, f"profile {profile}: the book")
     for name in settings.keys() - specs.keys():
-        raise AnalysisError(f"profile {profile} names the unknown notebook {name}: {near_names(name, specs)}")
+        raise AnalysisError(
+            f"profile {profile} names the unknown notebook {name}: {near_names(name, specs)}"
+        )
     resolved = {}
     for name, spec in specs.items():
-        below, above = ({k: v for k, v in values.items() if k in spec} for values in (shared, parameters))
+        below, above = (
+            {k: v for k, v in values.items() if k in spec} for values in (shared, parameters)
+        )
         given = below | (settings.get(name) or {}) | above
         resolved[name] = complete(given, spec, f"profile {profile}: {name}")
     return resolved
@@ -167,7 +188,9 @@ def _profile(root: Path, profile: str) -> dict:
         raise AnalysisError(f"cannot read the profile {path}: {error}") from error
     if base := settings.pop("extends", None):
         below = _profile(root, base)
-        settings = {name: {**below.get(name, {}), **settings.get(name, {})} for name in below | settings}
+        settings = {
+            name: {**below.get(name, {}), **settings.get(name, {})} for name in below | settings
+        }
     return settings
 
 
@@ -185,7 +208,8 @@ def _typed(text: str, parameter: Parameter) -> object:
         if not all(isinstance(item, str) for item in items):
             raise ValueError
         kinds = {type(item) for item in parameter.default}
-        # Of a list that is empty by default, plain numbers are numbers, and all else is text: `no` is a name.
+        # Of a list that is empty by default, plain numbers are numbers, and all else is text: `no`
+        # is a name.
         numbers = not kinds and all(re.fullmatch(r"-?(0|[1-9][0-9]*)", item) for item in items)
         kind = kinds.pop() if len(kinds) == 1 else int if numbers else str
         return [_scalar(item, kind) for item in items]

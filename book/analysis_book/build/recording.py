@@ -1,4 +1,6 @@
-"""What pages carry besides: figures their data as CSV, cells the library's notes: IPython's extension of a build."""
+"""What pages carry besides: figures their data as CSV, cells the library's notes: IPython's
+extension of a build.
+"""
 
 import functools
 import io
@@ -16,7 +18,9 @@ from analysis_lib.progress import Once
 
 
 def load_ipython_extension(_: object) -> None:
-    """Let seaborn's functions note what they draw, and figures show it as CSV besides their picture."""
+    """Let seaborn's functions note what they draw, and figures show it as CSV besides their
+    picture.
+    """
     for name in (name for name in dir(sns) if name.endswith(("plot", "heatmap"))):
         setattr(sns, name, _noting(getattr(sns, name)))
     figures.Slider._repr_mimebundle_ = of_frames
@@ -51,8 +55,12 @@ def of_figure(figure: Figure, **_: object) -> dict[str, str]:
 
 
 def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
-    """The frame that a slider begins with as SVG, and what all are drawn from; the first column says of which frame."""
-    tables = {key: table for key, figure in slider.frames.items() if (table := drawn(figure)) is not None}
+    """The frame that a slider begins with as SVG, and what all are drawn from; the first column
+    says of which frame.
+    """
+    tables = {
+        key: table for key, figure in slider.frames.items() if (table := drawn(figure)) is not None
+    }
     picture = io.StringIO()
     [*slider.frames.values()][-1].savefig(picture, format="svg", metadata={"Date": None})
     shown = _as_csv(pd.concat(tables, names=["frame"]).reset_index(0) if tables else None)
@@ -60,13 +68,21 @@ def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
 
 
 def _as_csv(table: pd.DataFrame | None) -> dict[str, str]:
-    return {} if table is None else {"text/csv": table.infer_objects().to_csv(index=False, float_format="%.6g")}
+    return (
+        {}
+        if table is None
+        else {"text/csv": table.infer_objects().to_csv(index=False, float_format="%.6g")}
+    )
 
 
 def drawn(figure: Figure) -> pd.DataFrame | None:
-    """The tables from which seaborn has drawn a figure, one below the other; else the points of its lines, if any."""
+    """The tables from which seaborn has drawn a figure, one below the other; else the points of its
+    lines, if any.
+    """
     if tables := {id(table): table for table in getattr(figure, "_drawn", ())}.values():
-        named = [table.reset_index([name for name in table.index.names if name]) for table in tables]
+        named = [
+            table.reset_index([name for name in table.index.names if name]) for table in tables
+        ]
         return pd.concat(named, ignore_index=True)
     lines = [line for axes in figure.axes for line in axes.lines]
     points = [(str(line.get_label()), *point) for line in lines for point in line.get_xydata()]

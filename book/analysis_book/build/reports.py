@@ -1,8 +1,10 @@
-"""A book on one model, or on several side by side: ``analysis-lib report MODEL --data D --out DIR``.
+"""A book on one model, or on several side by side: ``analysis-lib report MODEL --data D --out
+DIR``.
 
-Each model is measured once, in one pass; the pages, notebooks in ``report/``, find the measurements where they are
-kept. Beside the pages lie ``geometry.json`` (``data/geometry.schema.json``), ``model-card.md``, the tables as CSV, and
-``report.json``, of which alone the index of a folder of reports is made.
+Each model is measured once, in one pass; the pages, notebooks in ``report/``, find the measurements
+where they are kept. Beside the pages lie ``geometry.json`` (``data/geometry.schema.json``),
+``model-card.md``, the tables as CSV, and ``report.json``, of which alone the index of a folder of
+reports is made.
 
 To add a page, put a notebook into ``report/``, and what it needs into ``PAGES``.
 """
@@ -27,7 +29,14 @@ from analysis_book.build import front_page, listing
 from analysis_book.build.parameters import ROOT, read_notebook
 from analysis_book.build.site import build_book, require_jupyter_book
 from analysis_book.figures.markup import address, code, plain
-from analysis_book.papers.geometry import METRICS, VERSION, geometry_of, headline_differences, headlines, references
+from analysis_book.papers.geometry import (
+    METRICS,
+    VERSION,
+    geometry_of,
+    headline_differences,
+    headlines,
+    references,
+)
 from analysis_book.training.runs import checkpoints
 from analysis_lib import __version__, files, store
 from analysis_lib.capture.inputs import Settings
@@ -44,7 +53,8 @@ from analysis_lib.models.loading import checked_options, load_model
 from analysis_lib.models.names import ModelName, names_to_share
 
 HOME = Path(__file__).with_name("report")
-# The pages in their order, and the tables that each shows: without these of every model, it is left out.
+# The pages in their order, and the tables that each shows: without these of every model, it is left
+# out.
 PAGES = {
     "training": ("anisotropy", "mean_vector"),
     "similarity": ("anisotropy",),
@@ -62,7 +72,12 @@ PAGES = {
 }
 # Of these, a page says that there are none.
 MAY_BE_EMPTY = ("spike_dimensions",)
-REPORT, GEOMETRY, CARD, INDEX = "report.json", "geometry.json", "model-card.md", "analysis-lib report --index"
+REPORT, GEOMETRY, CARD, INDEX = (
+    "report.json",
+    "geometry.json",
+    "model-card.md",
+    "analysis-lib report --index",
+)
 # Of a page of the book's site, what a report has no use for.
 OF_THE_BOOK = ("sphinxcontrib.bibtex", "ledger")
 FIRST = """\
@@ -95,7 +110,7 @@ FIRST = """\
 <li>tables: {tables}</li>
 </ul>
 ```
-"""
+"""  # noqa: E501
 
 
 def build_report(
@@ -111,14 +126,16 @@ def build_report(
     device: str | None = None,
     workers: int = 1,
 ) -> Path:
-    """Measure models on the same texts, build the site of what was found, and return the path of its first page.
+    """Measure models on the same texts, build the site of what was found, and return the path of
+    its first page.
 
     Args:
-        models: as ``load_model`` takes them; differences are to the first. Or one run, a folder with checkpoints, of
-            which the first and the last stand side by side, and all of them on a page of their own.
+        models: as ``load_model`` takes them; differences are to the first. Or one run, a folder
+            with checkpoints, of which the first and the last stand side by side, and all of them on
+            a page of their own.
         data: as ``load_corpus`` takes it.
-        out: the folder of the site. A report on the same models and data that is there is replaced, file by file;
-            whatever else lies in the folder stays.
+        out: the folder of the site. A report on the same models and data that is there is replaced,
+            file by file; whatever else lies in the folder stays.
         title: what the report is called; by default what its models are.
         limit: at most so many texts, drawn with ``seed``.
         units: of a table, the column of what each text is a part of, see ``load_corpus``.
@@ -126,15 +143,17 @@ def build_report(
         workers: processes on this machine that measure.
 
     Raises:
-        AnalysisError: no Jupyter Book 1; a folder that holds something else, or a page that was changed; what
-            ``load_model``, ``load_corpus`` and ``measure`` raise; a notebook that failed, or a site with a warning. The
-            last report is then left as it was.
+        AnalysisError: no Jupyter Book 1; a folder that holds something else, or a page that was
+            changed; what ``load_model``, ``load_corpus`` and ``measure`` raise; a notebook that
+            failed, or a site with a warning. The last report is then left as it was.
     """
     out = Path(os.path.abspath(out))
     output = report_output(models, data, out)
     require_jupyter_book()
     if data == "-":
-        raise AnalysisError("the pages of a report read the texts again: give a file instead of standard input")
+        raise AnalysisError(
+            "the pages of a report read the texts again: give a file instead of standard input"
+        )
     same = [os.path.realpath(name) if Path(name).is_dir() else name for name in models]
     if repeated := [name for name, one in zip(models, same, strict=True) if same.count(one) > 1]:
         raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
@@ -153,7 +172,9 @@ def build_report(
             del loaded
         shown = [*steps][:: max(1, len(steps) - 1)] if steps else list(models)
         comparison = Comparison({(name, None): every[name, None] for name in shown})
-        title = " ".join(title.split()) or (Path(models[0]).name if steps else " and ".join(comparison.titles.values()))
+        title = " ".join(title.split()) or (
+            Path(models[0]).name if steps else " and ".join(comparison.titles.values())
+        )
         found = _found(title, comparison, about)
         draw = {"data": data, "limit": limit, "seed": seed}
         tables = _tables(comparison, Comparison(every) if steps else None)
@@ -172,7 +193,9 @@ def build_report(
             build_index(out.parent)
         except AnalysisError as error:
             # The report is there, whatever is wrong beside it.
-            logging.getLogger(__name__).warning("note: the index of reports is left as it was: %s", error)
+            logging.getLogger(__name__).warning(
+                "note: the index of reports is left as it was: %s", error
+            )
     return out / "index.html"
 
 
@@ -187,7 +210,9 @@ def report_output(models: Sequence[str], data: str, out: Path) -> Output:
     if not output.check() and out.is_dir():
         visible = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
         if visible:
-            raise AnalysisError(f"{out} holds {visible[0]}, which is no part of a report: give another folder")
+            raise AnalysisError(
+                f"{out} holds {visible[0]}, which is no part of a report: give another folder"
+            )
     return output
 
 
@@ -209,11 +234,15 @@ def _scratch(out: Path) -> Iterator[Path]:
 def _steps(models: Sequence[str]) -> dict[str, int]:
     """The steps of the checkpoints of a run, by their names, if that is what was given."""
     folder = Path(models[0])
-    if len(models) > 1 or not ([*folder.glob("checkpoint-*")] or (folder / "pretraining.json").is_file()):
+    if len(models) > 1 or not (
+        [*folder.glob("checkpoint-*")] or (folder / "pretraining.json").is_file()
+    ):
         return {}
     found = checkpoints(models[0])
     if len(found) < 2:
-        raise AnalysisError(f"{folder} holds the weights of one checkpoint: give {found[0].model} as a model")
+        raise AnalysisError(
+            f"{folder} holds the weights of one checkpoint: give {found[0].model} as a model"
+        )
     return {checkpoint.model: checkpoint.step for checkpoint in found}
 
 
@@ -232,10 +261,12 @@ def _kept(scratch: Path) -> Iterator[None]:
 
 @contextmanager
 def _lasting_messages(root: Path, measured: bool) -> Iterator[None]:
-    """Inside it, what is said holds when the folder is cleared: the log of the site is kept elsewhere.
+    """Inside it, what is said holds when the folder is cleared: the log of the site is kept
+    elsewhere.
 
     Args:
-        measured: whether what was measured is kept, of which a Ctrl-C speaks; the notebooks are not.
+        measured: whether what was measured is kept, of which a Ctrl-C speaks; the notebooks are
+            not.
     """
     log = root / "_build" / "build.log"
     try:
@@ -274,15 +305,21 @@ def _found(title: str, comparison: Comparison, about: Mapping[str, dict]) -> dic
     for ((name, _), tables), called in zip(comparison.runs.items(), names, strict=True):
         model = geometry_of(tables, about[name]) | {"title": comparison.titles[name]}
         model |= {"name": called, "data": data_to_share(model["data"])}
-        model["left_out"] = {table: why.replace(name, called) for table, why in model["left_out"].items()}
-        model["model_files"] = {path_to_share(file): digest for file, digest in model["model_files"].items()}
+        model["left_out"] = {
+            table: why.replace(name, called) for table, why in model["left_out"].items()
+        }
+        model["model_files"] = {
+            path_to_share(file): digest for file, digest in model["model_files"].items()
+        }
         models.append(model)
     differences = headline_differences(comparison).astype(object)
     differences = differences.where(differences.notna(), None).to_dict("records")
     return {"version": VERSION, "title": title, "models": models, "differences": differences}
 
 
-def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str], is_run: bool) -> list[str]:
+def _stage(
+    root: Path, found: dict, comparison: Comparison, tables: Iterable[str], is_run: bool
+) -> list[str]:
     """Write a book of the pages that apply, for :func:`build_book`; their names."""
     several, models = len(comparison.trained) > 1, comparison.trained.values()
     pages = [page for page in PAGES if _applies(page, models) and (page != "training" or is_run)]
@@ -291,12 +328,16 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     attention = all("attention_entropy" in tables for tables in models)
     leave = {"without-attention"} if attention else {"attention"}
     leave |= set() if several else {"several"}
-    leave |= set() if attention and all(tables.run["kind"] == "text" for tables in models) else {"words"}
+    leave |= (
+        set() if attention and all(tables.run["kind"] == "text" for tables in models) else {"words"}
+    )
     widths = [tables.layers["width"].tolist() for tables in models]
     leave |= set() if all(width == widths[0] for width in widths) else {"same-width"}
     scores = all("score_contributions" in tables for tables in models)
     leave |= set() if scores else {"scores"}
-    spiking = any(len(tables["spike_dimensions"]) for tables in models if "spike_dimensions" in tables)
+    spiking = any(
+        len(tables["spike_dimensions"]) for tables in models if "spike_dimensions" in tables
+    )
     leave |= set() if spiking else {"spiking"}
     home, book = listing.home(), root / "book"
     for folder in ("_ext", "_static", "_templates"):
@@ -311,7 +352,9 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     (book / "report").mkdir()
     for page in pages:
         notebook = read_notebook(HOME / f"{page}.ipynb")
-        notebook.cells = [cell for cell in notebook.cells if not leave & {*cell.metadata.get("tags", ())}]
+        notebook.cells = [
+            cell for cell in notebook.cells if not leave & {*cell.metadata.get("tags", ())}
+        ]
         for cell in notebook.cells:
             # A report is looked at; who wants to copy a cell unfolds it.
             tags = cell.metadata.setdefault("tags", [])
@@ -322,13 +365,17 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     # The theme writes a title as it is, in three places.
     shown = found["title"].replace("<", "‹").replace(">", "›")
     texts = _first_page(found, pages) | {"title": plain(shown), "tables": names}
-    (book / "index.md").write_text(FIRST.format(**texts, geometry=GEOMETRY, card=CARD), encoding="utf-8")
+    (book / "index.md").write_text(
+        FIRST.format(**texts, geometry=GEOMETRY, card=CARD), encoding="utf-8"
+    )
     chapters = [{"file": f"report/{page}"} for page in pages] + [{"file": "status"}]
     _yaml(root / "_toc.yml", {"format": "jb-book", "root": "index", "chapters": chapters})
     configured = ROOT if listing.is_clone() else home
     config = yaml.safe_load((configured / "_config.yml").read_text(encoding="utf-8"))
     sphinx = config["sphinx"]
-    sphinx["config"]["extensions"] = [name for name in sphinx["config"]["extensions"] if name not in OF_THE_BOOK]
+    sphinx["config"]["extensions"] = [
+        name for name in sphinx["config"]["extensions"] if name not in OF_THE_BOOK
+    ]
     for name in OF_THE_BOOK:
         sphinx["local_extensions"].pop(name, None)
     config |= {"title": shown, "author": "", "bibtex_bibfiles": []}
@@ -359,7 +406,9 @@ def _applies(page: str, models: Sequence[Tables]) -> bool:
     if page == "among" and references(*models).empty:
         return False
     return there and all(
-        any(len(tables[name]) for tables in models) for name in PAGES[page] if name not in MAY_BE_EMPTY
+        any(len(tables[name]) for tables in models)
+        for name in PAGES[page]
+        if name not in MAY_BE_EMPTY
     )
 
 
@@ -377,14 +426,18 @@ def headline_numbers(model: dict) -> dict[str, float | int | None]:
         "highest average cosine": max(cosines, default=None),
         "lowest entropy": min((value for value in entropy if value is not None), default=None),
         "heads with a sink at the first token": sinks[0]["share_of_heads"] if sinks else None,
-        "longest token over median": max((spike["ratio"] for spike in model["spikes"] or ()), default=None),
+        "longest token over median": max(
+            (spike["ratio"] for spike in model["spikes"] or ()), default=None
+        ),
         "outlier dimensions": len({row["dimension"] for row in model["outlier_dimensions"]}),
     }
 
 
 def _tables(comparison: Comparison, run: Comparison | None) -> dict[str, pd.DataFrame]:
     """The tables that lie beside the pages, by name."""
-    tables = {**comparison} | {f"{name}_difference": comparison.differences(name) for name in comparison}
+    tables = {**comparison} | {
+        f"{name}_difference": comparison.differences(name) for name in comparison
+    }
     tables |= {"training": headlines(run)} if run else {}
     return {name: table for name, table in tables.items() if len(table)}
 
@@ -427,22 +480,36 @@ def model_card(found: dict) -> str:
             if value is not None:
                 lines.append(f"| {name} | {value:.4g} |")
                 data = data_name(model["data"])
-                kind = {"task_type": "feature-extraction", "dataset_type": data, "dataset_name": data}
-                metric = {"metric_type": name.replace(" ", "_"), "metric_name": name, "metric_value": value}
+                kind = {
+                    "task_type": "feature-extraction",
+                    "dataset_type": data,
+                    "dataset_name": data,
+                }
+                metric = {
+                    "metric_type": name.replace(" ", "_"),
+                    "metric_name": name,
+                    "metric_value": value,
+                }
                 results += [EvalResult(**kind, **metric)] if model is first else []
         lines += ["", *front_page.card_lines(model)]
     head = ModelCardData(model_name=first["title"], eval_results=results or None)
     read = f"{first['tokens']:,} tokens, SHA-256 `{first['data_sha256'][:12]}`"
     how = (
-        f"Measured with analysis_lib {__version__} on {first['texts']:,} items of {code(data_name(first['data']))} "
-        f"({read}), in {first['dtype']}. The average cosine is that of two distinct tokens of the corpus, exact; "
-        f"entropies are over their largest value; a sink is a key that receives more than 0.3 of the attention of the "
+        f"Measured with analysis_lib {__version__} on {first['texts']:,} items of "
+        f"{code(data_name(first['data']))} "
+        f"({read}), in {first['dtype']}. The average cosine is that of two distinct tokens of the "
+        "corpus, exact; "
+        "entropies are over their largest value; a sink is a key that receives more than 0.3 of "
+        "the attention of the "
         f"queries that see it. All layers, with 95 % intervals over texts, are in `{GEOMETRY}`."
     )
-    return f"---\n{head.to_yaml()}\n---\n\n## Geometry of self-attention\n\n" + "\n".join([*lines, how, ""])
+    return f"---\n{head.to_yaml()}\n---\n\n## Geometry of self-attention\n\n" + "\n".join(
+        [*lines, how, ""]
+    )
 
 
-# --- The index of a folder of reports ----------------------------------------------------------------------------
+# --- The index of a folder of reports
+# ----------------------------------------------------------------------------
 
 
 PAGE = """<!doctype html>
@@ -459,7 +526,7 @@ td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums; }
 <div><table><thead><tr>{heads}</tr></thead><tbody>
 {rows}
 </tbody></table></div></main></body></html>
-"""
+"""  # noqa: E501
 
 
 def _sealed(text: str) -> str:
@@ -477,7 +544,8 @@ def is_index(page: Path) -> bool:
 
 
 def build_index(folder: Path) -> Path:
-    """A page that lists the reports in the folders of a folder, made of their ``report.json`` alone.
+    """A page that lists the reports in the folders of a folder, made of their ``report.json``
+    alone.
 
     A ``report.json`` that is damaged, or of another program, is left out with a note.
 
@@ -486,13 +554,18 @@ def build_index(folder: Path) -> Path:
     """
     page = folder / "index.html"
     if os.path.lexists(page) and not is_index(page):
-        raise AnalysisError(f"{page} is no index of reports: move it, or give the folder that holds those of reports")
+        raise AnalysisError(
+            f"{page} is no index of reports: move it, or give the folder that holds those of "
+            "reports"
+        )
     found = {}
     for path in sorted(folder.glob(f"*/{REPORT}")):
         try:
             found[path.parent.name] = _description(path)
         except AnalysisError as error:
-            logging.getLogger(__name__).warning("note: a report is left out of the index: %s", error)
+            logging.getLogger(__name__).warning(
+                "note: a report is left out of the index: %s", error
+            )
     if not found:
         raise AnalysisError(f"{folder} holds no reports: give a folder whose folders are reports")
     rows, numbers = [], {}
@@ -510,7 +583,9 @@ def build_index(folder: Path) -> Path:
         data = escape(data_name(about["data"]))
         cells = [link, escape(model["title"]) + said, f"{about['texts']:,} of {data}"]
         values = [model["headlines"].get(name) for name in numbers]
-        shown = ("–" if v is None else f"{v:,}" if isinstance(v, int) else f"{v:.3g}" for v in values)
+        shown = (
+            "–" if v is None else f"{v:,}" if isinstance(v, int) else f"{v:.3g}" for v in values
+        )
         body = "".join(f"<td>{cell}</td>" for cell in cells) + "".join(
             f'<td class="number">{cell}</td>' for cell in shown
         )
@@ -530,7 +605,12 @@ def _description(path: Path) -> dict:
     models = about.get("models")
     is_report = isinstance(about.get("title"), str) and isinstance(about.get("data"), str)
     is_report = is_report and type(about.get("texts")) is int
-    if not is_report or not isinstance(models, list) or not models or not all(map(_is_model, models)):
+    if (
+        not is_report
+        or not isinstance(models, list)
+        or not models
+        or not all(map(_is_model, models))
+    ):
         raise AnalysisError(f"{path} is no description of a report: make the report again")
     return about
 

@@ -1,4 +1,6 @@
-"""Executed notebooks for pages that leave this machine: no path to a folder of its user stands in them."""
+"""Executed notebooks for pages that leave this machine: no path to a folder of its user stands in
+them.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -35,7 +37,8 @@ def parameters_to_share(parameters: Parameters) -> dict[str, object]:
 def to_share(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """An executed notebook as its page shows it, with the content of what it has read, by name.
 
-    Its parameters are those of :func:`parameters_to_share`, and what its cells have shown is without these paths, too.
+    Its parameters are those of :func:`parameters_to_share`, and what its cells have shown is
+    without these paths, too.
     """
     record = notebook.metadata["analysis_lib"]
     given = record["parameters"]
@@ -55,7 +58,9 @@ def to_share(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def _ways(given: Mapping[str, object], shared: Mapping[str, object]) -> list[str]:
-    """What the values of parameters begin with that is not shared, as text, as markdown, as HTML and as JSON."""
+    """What the values of parameters begin with that is not shared, as text, as markdown, as HTML
+    and as JSON.
+    """
     ways = set()
     for name, value in given.items():
         for whole, part in zip(_parts(value), _parts(shared[name]), strict=True):

@@ -49,30 +49,39 @@ class Task:
 
 
 def require_jupyter_book() -> None:
-    """Raise an AnalysisError, before anything is measured, where there is no Jupyter Book 1 to build the site with."""
+    """Raise an AnalysisError, before anything is measured, where there is no Jupyter Book 1 to
+    build the site with.
+    """
     try:
         version = importlib.metadata.version("jupyter-book")
     except importlib.metadata.PackageNotFoundError:
         version = "none"
     if version.partition(".")[0] != "1":
         raise AnalysisError(
-            f"Jupyter Book 1 builds the site, and {version} is installed: run pip install 'jupyter-book<2'"
+            f"Jupyter Book 1 builds the site, and {version} is installed: run pip install "
+            "'jupyter-book<2'"
         )
 
 
 def build_book(
-    profile: str = "default", parameters: Parameters | None = None, root: Path = ROOT, out: Path | None = None
+    profile: str = "default",
+    parameters: Parameters | None = None,
+    root: Path = ROOT,
+    out: Path | None = None,
 ) -> Path:
-    """Execute the notebooks that are not up to date, build the site, and return the path of its first page.
+    """Execute the notebooks that are not up to date, build the site, and return the path of its
+    first page.
 
-    ``parameters`` override those of the profile, in every notebook that has them. ``out`` is the folder of the site,
-    ``_build/html`` unless given.
+    ``parameters`` override those of the profile, in every notebook that has them. ``out`` is the
+    folder of the site, ``_build/html`` unless given.
 
-    Where another process builds the same book, this one waits for it, and executes what that has left.
+    Where another process builds the same book, this one waits for it, and executes what that has
+    left.
 
     Raises:
-        AnalysisError: no Jupyter Book 1; an unknown parameter, a notebook that failed (the others are finished and
-            kept), or a site with a warning; the last good site is then left as it was.
+        AnalysisError: no Jupyter Book 1; an unknown parameter, a notebook that failed (the others
+            are finished and kept), or a site with a warning; the last good site is then left as it
+            was.
         KeyboardInterrupt: its message says what was kept; nothing is half-written.
     """
     require_jupyter_book()
@@ -80,17 +89,29 @@ def build_book(
     build, out = root / "_build", out or root / "_build" / "html"
     site = Output(out, "book", (), "index.html")
     _refuse_foreign(site)
-    with files.alone(build / ".lock", "the book is being built by another process: waiting for that one to end"):
+    with files.alone(
+        build / ".lock", "the book is being built by another process: waiting for that one to end"
+    ):
         tasks = []
         for name, values in resolve(profile, parameters or {}, root).items():
-            notebook, executed = root / "book" / f"{name}.ipynb", build / "executed" / profile / f"{name}.ipynb"
-            tasks.append(Task(name, notebook, values, executed, notebook_key(notebook, values, root)))
+            notebook, executed = (
+                root / "book" / f"{name}.ipynb",
+                build / "executed" / profile / f"{name}.ipynb",
+            )
+            tasks.append(
+                Task(name, notebook, values, executed, notebook_key(notebook, values, root))
+            )
         stale = [task for task in tasks if not task.up_to_date]
         try:
             carried_out(_execute(stale))
         except KeyboardInterrupt:
-            kept = f"{sum(task.up_to_date for task in stale)} of {len(stale)} notebooks are executed and kept"
-            raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None
+            kept = (
+                f"{sum(task.up_to_date for task in stale)} of {len(stale)} notebooks are "
+                "executed and kept"
+            )
+            raise KeyboardInterrupt(
+                f"interrupted: {kept}; run the command again to continue"
+            ) from None
         _build_site(root, profile, tasks, site)
     print(_summary(tasks, stale, time.monotonic() - started), file=sys.stderr)
     return out / "index.html"
@@ -100,7 +121,9 @@ def _refuse_foreign(site: Output) -> None:
     try:
         site.check([site.last])
     except AnalysisError as error:
-        raise AnalysisError(f"the site cannot be replaced ({error}; `make clean` removes the whole build)") from error
+        raise AnalysisError(
+            f"the site cannot be replaced ({error}; `make clean` removes the whole build)"
+        ) from error
 
 
 def _build_site(root: Path, profile: str, tasks: list[Task], site: Output) -> None:
@@ -113,7 +136,9 @@ def _build_site(root: Path, profile: str, tasks: list[Task], site: Output) -> No
         # What the wheel of the site is made of.
         folders = files.hashes_of(root / "analysis_lib"), files.hashes_of(root / "book")
         sources = library_hash(), book_hash(), *folders
-        key = store.key(files.hashes_of(stage), claims, profile, platform.python_version(), installed(), sources)
+        key = store.key(
+            files.hashes_of(stage), claims, profile, platform.python_version(), installed(), sources
+        )
         stamp = site.folder / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             if (root / "pyproject.toml").is_file():
@@ -126,14 +151,24 @@ def _build_site(root: Path, profile: str, tasks: list[Task], site: Output) -> No
 
 def _summary(tasks: list[Task], stale: list[Task], seconds: float) -> str:
     """What was executed, how long the slowest took, and how long all did."""
-    took = {task.name: read_notebook(task.out).metadata["analysis_lib"]["seconds"] for task in stale}
+    took = {
+        task.name: read_notebook(task.out).metadata["analysis_lib"]["seconds"] for task in stale
+    }
     slowest = sorted(took, key=took.get, reverse=True)[:5]
-    names = f"; slowest: {', '.join(f'{name} {took[name]:.0f} s' for name in slowest)}" if slowest else ""
-    return f"executed {len(stale)} of {len(tasks)} notebooks in {seconds:.0f} s; the others were up to date{names}"
+    names = (
+        f"; slowest: {', '.join(f'{name} {took[name]:.0f} s' for name in slowest)}"
+        if slowest
+        else ""
+    )
+    return (
+        f"executed {len(stale)} of {len(tasks)} notebooks in {seconds:.0f} s; the others were "
+        f"up to date{names}"
+    )
 
 
 async def _execute(tasks: list[Task]) -> None:
-    """Execute notebooks side by side, one to a core; report all failures after the last one has ended.
+    """Execute notebooks side by side, one to a core; report all failures after the last one has
+    ended.
 
     Each core has a stretch of the book; one that is through takes over from the end of the longest.
     """
@@ -141,7 +176,9 @@ async def _execute(tasks: list[Task]) -> None:
     # Neighbours in the book measure or train the same: side by side, one would wait for the other.
     ends = [len(tasks) * i // parallel for i in range(parallel + 1)]
     stretches, failures = [deque(tasks[start:end]) for start, end in itertools.pairwise(ends)], []
-    cells = sum(cell.cell_type == "code" for task in tasks for cell in read_notebook(task.notebook).cells)
+    cells = sum(
+        cell.cell_type == "code" for task in tasks for cell in read_notebook(task.notebook).cells
+    )
     async with watched([task.name for task in tasks], cells, cores()) as watch:
 
         async def one_by_one(stretch: deque[Task]) -> None:
@@ -151,7 +188,15 @@ async def _execute(tasks: list[Task]) -> None:
                 try:
                     threads = max(1, cores() // parallel)
                     on_cell = watch.cell_ends
-                    await execute(task.notebook, task.parameters, task.out, task.key, threads, on_cell, line_file)
+                    await execute(
+                        task.notebook,
+                        task.parameters,
+                        task.out,
+                        task.key,
+                        threads,
+                        on_cell,
+                        line_file,
+                    )
                     watch.end(task.name)
                 except AnalysisError as error:
                     failures.extend(error.args)
@@ -164,7 +209,9 @@ async def _execute(tasks: list[Task]) -> None:
 
 def _stage(root: Path, tasks: list[Task], stage: Path) -> None:
     """Pages, executed notebooks and configuration, as one folder for Sphinx."""
-    leave = shutil.ignore_patterns("*.ipynb", NAME, "parameters", ".ipynb_checkpoints", "__pycache__")
+    leave = shutil.ignore_patterns(
+        "*.ipynb", NAME, "parameters", ".ipynb_checkpoints", "__pycache__"
+    )
     shutil.copytree(root / "book", stage, ignore=leave)
     for task in tasks:
         (stage / task.name).parent.mkdir(parents=True, exist_ok=True)
@@ -176,17 +223,29 @@ def _stage(root: Path, tasks: list[Task], stage: Path) -> None:
 def _add_wheel(root: Path, scratch: Path, target: Path) -> None:
     """The library as a wheel that the site brings along, with the versions that it needs.
 
-    It is without the weights of the small models, which it trains where they are asked for, and without the vectors of
-    runs: together they would weigh more than the pages.
+    It is without the weights of the small models, which it trains where they are asked for, and
+    without the vectors of runs: together they would weigh more than the pages.
     """
-    leave = shutil.ignore_patterns("packages", "models", "vectors.parquet", "__pycache__", ".ipynb_checkpoints")
+    leave = shutil.ignore_patterns(
+        "packages", "models", "vectors.parquet", "__pycache__", ".ipynb_checkpoints"
+    )
     for name in ("analysis_lib", "data", "book"):
         keep = shutil.ignore_patterns("__pycache__") if name == "analysis_lib" else leave
         shutil.copytree(root / name, scratch / name, ignore=keep)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "_config.yml"):
         shutil.copy(root / name, scratch)
-    pip = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--quiet", "--no-deps"]
-    done = subprocess.run([*pip, "--no-build-isolation", "-w", target, scratch], capture_output=True, text=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--no-deps",
+    ]
+    done = subprocess.run(
+        [*pip, "--no-build-isolation", "-w", target, scratch], capture_output=True, text=True
+    )
     if done.returncode:
         raise AnalysisError("the wheel for the site was not built:", *done.stderr.splitlines()[-3:])
     shutil.copy(root / "constraints.txt", target)
@@ -197,7 +256,9 @@ def _sphinx(stage: Path, target: Path, log: Path) -> Path:
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build"]
     command += [str(stage), "-n", "-W", "--keep-going", "--path-output", str(target)]
     with log.open("wb") as chatter:
-        status = subprocess.run(command, stdout=chatter, stderr=subprocess.STDOUT, check=False).returncode
+        status = subprocess.run(
+            command, stdout=chatter, stderr=subprocess.STDOUT, check=False
+        ).returncode
     site = target / "_build" / "html"
     if status or not (site / "index.html").exists():
         raise AnalysisError(*_complaints(log, stage))

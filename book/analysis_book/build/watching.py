@@ -1,4 +1,6 @@
-"""How far notebooks are: on a terminal a bar of their cells and what runs inside them, in a log now and then a line."""
+"""How far notebooks are: on a terminal a bar of their cells and what runs inside them, in a log now
+and then a line.
+"""
 
 import asyncio
 import itertools
@@ -65,12 +67,18 @@ async def _lines(watch: Watch) -> None:
     while True:
         await asyncio.sleep(SECONDS_BETWEEN_LINES)
         if running := watch.running():
-            done = f"{watch.executed} of {watch.notebooks} notebooks" if watch.notebooks > 1 else "running"
+            done = (
+                f"{watch.executed} of {watch.notebooks} notebooks"
+                if watch.notebooks > 1
+                else "running"
+            )
             print(f"{done}: {' | '.join(running)}", file=sys.stderr, flush=True)
 
 
 async def _rows(watch: Watch, count: int) -> None:
-    rows = [tqdm(bar_format="{desc}", position=1 + i, leave=False, disable=None) for i in range(count)]
+    rows = [
+        tqdm(bar_format="{desc}", position=1 + i, leave=False, disable=None) for i in range(count)
+    ]
     while True:
         for row, line in itertools.zip_longest(rows, watch.running()[:count], fillvalue=""):
             row.set_description_str(line)

@@ -1,4 +1,6 @@
-"""What seaborn lacks: theme, bands of intervals, the axis of steps, tables, words, a slider, views to move in."""
+"""What seaborn lacks: theme, bands of intervals, the axis of steps, tables, words, a slider, views
+to move in.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,15 @@ if TYPE_CHECKING:
     from analysis_book.figures.exploring import dimensions, explorer
     from analysis_book.figures.markup import address, code, code_block, plain
     from analysis_book.figures.slider import Slider
-    from analysis_book.figures.style import band, heat, legend_below, log_axis, step_axis, theme, whole_numbers
+    from analysis_book.figures.style import (
+        band,
+        heat,
+        legend_below,
+        log_axis,
+        step_axis,
+        theme,
+        whole_numbers,
+    )
     from analysis_book.figures.tables import Table
     from analysis_book.figures.verdicts import OUTCOMES, Verdicts
     from analysis_book.figures.view import View

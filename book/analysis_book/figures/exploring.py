@@ -34,30 +34,40 @@ COLUMNS = [*QUANTITIES, *(f"mean_{kind}" for kind in TYPES), "share"]
 # What keys are made without, and the look of its bars.
 ARMS = {"alone": "Without it", "together": "Without all outliers of the layer"}
 DONE = [*ARMS.values()]
-# Dimensions: of a head, those with the largest contributions; of a model, those that stand out in some layer.
+# Dimensions: of a head, those with the largest contributions; of a model, those that stand out in
+# some layer.
 LISTED = 12
 # For rows of models and heads, in bytes; what effects add has its place beside them.
 ROOM = 270_000
 KEY = ["layer", "head"]
 ENDS = {"": "", "ci_low": "_low", "ci_high": "_high"}
-# By Vega's rules: a number with its interval, if it has one; what stands in the row of the chosen head.
+# By Vega's rules: a number with its interval, if it has one; what stands in the row of the chosen
+# head.
 WORDS = "format(datum.number, '.3~r')"
-WORDS += " + (isValid(datum.low) ? ' [' + format(datum.low, '.3~r') + ', ' + format(datum.high, '.3~r') + ']' : '')"
+WORDS += (
+    " + (isValid(datum.low) ? ' [' + format(datum.low, '.3~r') + ', ' + format(datum.high, "
+    "'.3~r') + ']' : '')"
+)
 TYPED = f"datum.type + ' ' + {WORDS}"
 HERE = "datum.layer == layer && datum.head == head"
 # Of a dimension, whether it is among those that are chosen together, whatever stands between them.
 AMONG = r"test(regexp('\\b' + datum.dimension + '\\b'), together)"
 
 
-# --- Views --------------------------------------------------------------------------------------------
+# --- Views
+# --------------------------------------------------------------------------------------------
 
 
-def explorer(measured: Measured, name: str = "fig-explorer", caption: str = "", **start: str | float) -> View:
-    """Layers by heads: a number of every head as a heat map; beside it what one head attends to, and by what.
+def explorer(
+    measured: Measured, name: str = "fig-explorer", caption: str = "", **start: str | float
+) -> View:
+    """Layers by heads: a number of every head as a heat map; beside it what one head attends to,
+    and by what.
 
     Args:
-        measured: the tables of a measurement, a comparison, or tables by the title of their model. What it takes of
-            them is ``anisotropy``, ``attention_entropy``, ``attention_by_token_type`` and ``score_contributions``.
+        measured: the tables of a measurement, a comparison, or tables by the title of their model.
+            What it takes of them is ``anisotropy``, ``attention_entropy``,
+            ``attention_by_token_type`` and ``score_contributions``.
         name: the id of the figure on its page.
         caption: a sentence below it.
         start: with what it begins: ``model``, ``quantity``, ``layer``, ``head`` and ``dimension``.
@@ -65,32 +75,53 @@ def explorer(measured: Measured, name: str = "fig-explorer", caption: str = "", 
     Raises:
         AnalysisError: nothing by head was measured, or it cannot begin so.
 
-    >>> figures.explorer(compare({"news": ["minilm"]}, "anisotropy", limit=40)).save("heads.html")  # doctest: +SKIP
+    >>> comparison = compare({"news": ["minilm"]}, "anisotropy", limit=40)  # doctest: +SKIP
+    >>> figures.explorer(comparison).save("heads.html")  # doctest: +SKIP
     """
     rows = rows_of(measured)
-    quantities = {c: words for c, words in QUANTITIES.items() if c in rows and rows[c].notna().any()}
+    quantities = {
+        c: words for c, words in QUANTITIES.items() if c in rows and rows[c].notna().any()
+    }
     limits = {
-        model: {"quantity": [c for c in quantities if part[c].notna().any()]} | _limits(part, "head", 1)
+        model: {"quantity": [c for c in quantities if part[c].notna().any()]}
+        | _limits(part, "head", 1)
         for model, part in rows.groupby("model", sort=False)
     }
-    controls = [Control("model", "Model", {model: model for model in limits}), Control("quantity", "Show", quantities)]
+    controls = [
+        Control("model", "Model", {model: model for model in limits}),
+        Control("quantity", "Show", quantities),
+    ]
     controls += [Control("layer", "Layer"), Control("head", "Head")]
-    weights, scores = ([c for c in quantities if c.startswith(kind)] for kind in ("weight_", "score_"))
+    weights, scores = (
+        [c for c in quantities if c.startswith(kind)] for kind in ("weight_", "score_")
+    )
     # A heat map of contributions is of one dimension.
-    shown = "datum.quantity == quantity" + " && (datum.part != 'score' || datum.dimension == dimension)" * bool(scores)
+    shown = (
+        "datum.quantity == quantity"
+        + " && (datum.part != 'score' || datum.dimension == dimension)" * bool(scores)
+    )
     panels, words = [_heat_map(shown)], f"{QUANTITIES}[quantity] + ': ' + {WORDS}"
     said = [
-        ("rows", f"datum.model == model && {HERE}", "model + ', layer ' + layer + ', head ' + head"),
+        (
+            "rows",
+            f"datum.model == model && {HERE}",
+            "model + ', layer ' + layer + ', head ' + head",
+        ),
         ("numbers", f"{HERE} && {shown}", words, "", "This is not among its largest"),
     ]
     if weights:
-        chosen, title = f"{HERE} && datum.part == 'weight'", "'Attention of layer ' + layer + ', head ' + head"
+        chosen, title = (
+            f"{HERE} && datum.part == 'weight'",
+            "'Attention of layer ' + layer + ', head ' + head",
+        )
         panels.append(_by_type(chosen, title, "mean weight per key"))
         said.append(("numbers", chosen, TYPED, "Attention per key: "))
     if scores:
         controls.append(Control("dimension", "Dimension of Cⱼ"))
         title = "'Layer ' + layer + ', head ' + head + ': largest Cⱼ'"
-        panels.append(_by_dimension(f"{HERE} && datum.part == 'score'", scores, title, "-datum.most"))
+        panels.append(
+            _by_dimension(f"{HERE} && datum.part == 'score'", scores, title, "-datum.most")
+        )
     caption = caption or "A number of every head by attention layer, and what one head attends to."
     data = _data(rows, QUANTITIES, "datum.head > 0", f"(datum.dimension == dimension || ({HERE}))")
     moves = {0: ["head", "layer"]}
@@ -104,17 +135,20 @@ def dimensions(
     caption: str = "",
     **start: str | float,
 ) -> View:
-    """Dimensions of what a layer reads: what they add to its scores, their means, and one of them through the layers.
+    """Dimensions of what a layer reads: what they add to its scores, their means, and one of them
+    through the layers.
 
     Args:
-        measured: as :func:`explorer` takes it; models without ``score_contributions`` are left out. The other tables
-            that it takes are ``dimension_means`` and ``cosine_by_dimension``.
-        effects: what the layer attends to when its keys are made without a dimension, ``alone``, or without all
-            outliers of the layer, ``together``, where it is one of them. Columns: model, layer, dimension, arm,
-            key_type, effect (the change of the mean weight of a key, as a part of what that was), ci_low and ci_high.
+        measured: as :func:`explorer` takes it; models without ``score_contributions`` are left out.
+            The other tables that it takes are ``dimension_means`` and ``cosine_by_dimension``.
+        effects: what the layer attends to when its keys are made without a dimension, ``alone``, or
+            without all outliers of the layer, ``together``, where it is one of them. Columns:
+            model, layer, dimension, arm, key_type, effect (the change of the mean weight of a key,
+            as a part of what that was), ci_low and ci_high.
         name, caption: as of :func:`explorer`.
-        start: with what it begins: ``model``, ``amount``, ``layer``, ``heads`` (0: their mean), ``dimension``,
-            ``together`` (dimensions whose sums are said, such as ``"7, 8"``) and ``order``.
+        start: with what it begins: ``model``, ``amount``, ``layer``, ``heads`` (0: their mean),
+            ``dimension``, ``together`` (dimensions whose sums are said, such as ``"7, 8"``) and
+            ``order``.
 
     Raises:
         AnalysisError: of no model contributions were measured, or it cannot begin so.
@@ -126,70 +160,146 @@ def dimensions(
         there = [c for c in lists if part[c].notna().any()]
         amounts = {c.partition("_")[0] for c in there}
         # From keys of another type to ordinary ones.
-        amounts |= {"gap"} if "score_other" in there and sum(c.startswith("score_") for c in there) > 1 else set()
+        amounts |= (
+            {"gap"}
+            if "score_other" in there and sum(c.startswith("score_") for c in there) > 1
+            else set()
+        )
         amounts = [amount for amount in AMOUNTS if amount in amounts]
-        limits |= {model: {"amount": amounts} | _limits(part, "heads", 0)} if (part["head"] == 0).any() else {}
+        limits |= (
+            {model: {"amount": amounts} | _limits(part, "heads", 0)}
+            if (part["head"] == 0).any()
+            else {}
+        )
     if not limits:
-        raise AnalysisError("no contributions of dimensions were measured: measure score_contributions")
-    controls = [Control("model", "Model", {model: model for model in limits}), Control("amount", "Show", AMOUNTS)]
+        raise AnalysisError(
+            "no contributions of dimensions were measured: measure score_contributions"
+        )
+    controls = [
+        Control("model", "Model", {model: model for model in limits}),
+        Control("amount", "Show", AMOUNTS),
+    ]
     controls += [Control("layer", "Layer"), Control("heads", "Head (0: mean of all)")]
-    controls += [Control("dimension", "Dimension"), Control("together", "Together, e.g. 7, 8", value="")]
+    controls += [
+        Control("dimension", "Dimension"),
+        Control("together", "Together, e.g. 7, 8", value=""),
+    ]
     controls.append(Control("order", "Order", {"size": "largest first", "number": "by number"}))
     # A mean is of a layer, not of a head.
     heads = "datum.head == (datum.part == 'score' || datum.part == 'gap' ? heads : 0)"
-    shown, here = f"datum.part == amount && {heads}", "datum.layer == layer && datum.dimension == dimension"
+    shown, here = (
+        f"datum.part == amount && {heads}",
+        "datum.layer == layer && datum.dimension == dimension",
+    )
     title = f"'Layer ' + layer + ': ' + {AMOUNTS}[amount]"
     rank = "order == 'size' ? -datum.most : datum.dimension"
     panels = [_by_dimension(f"{shown} && datum.layer == layer", lists, title, rank, AMONG)]
     panels.append(_by_layer(f"{shown} && datum.dimension == dimension", lists))
     place = "datum.model == model && datum.layer == layer && datum.head == heads"
-    where = "', layer ' + layer + ', ' + (heads ? 'head ' + heads : 'mean over heads') + ', dimension ' + dimension"
+    where = (
+        "', layer ' + layer + ', ' + (heads ? 'head ' + heads : 'mean over heads') + ', "
+        "dimension ' + dimension"
+    )
     said = [
         ("rows", place, f"model + {where}"),
-        ("numbers", f"{here} && {heads} && datum.part == 'score'", TYPED, "Cⱼ of a key: ", "It is not in the list"),
+        (
+            "numbers",
+            f"{here} && {heads} && datum.part == 'score'",
+            TYPED,
+            "Cⱼ of a key: ",
+            "It is not in the list",
+        ),
         ("numbers", f"{here} && datum.part == 'mean'", TYPED, "Mean value: "),
         ("numbers", f"{here} && datum.part == 'share'", WORDS, f"{AMOUNTS['share']}: "),
-        ("chosen", "datum.part == 'score'", "datum.dimension + ''", "Together, of those in the list: "),
+        (
+            "chosen",
+            "datum.part == 'score'",
+            "datum.dimension + ''",
+            "Together, of those in the list: ",
+        ),
         ("sums", "datum.part == 'score'", TYPED, "Sum of their Cⱼ of a key: "),
-        ("sums", "datum.part == 'share'", f"{WORDS} + ' (' + datum.count + ' of them)'", f"{AMOUNTS['share']}: "),
+        (
+            "sums",
+            "datum.part == 'share'",
+            f"{WORDS} + ' (' + datum.count + ' of them)'",
+            f"{AMOUNTS['share']}: ",
+        ),
     ]
     tables = {"rows": rows}
     if effects is not None and len(effects):
         tables["effects"] = _effects(effects)
         title = "'Keys of layer ' + layer + ' without dimension ' + dimension"
-        panels.append(_by_type("datum.part == 'effect'", title, "change of the mean weight per key", ".0%", DONE))
+        panels.append(
+            _by_type(
+                "datum.part == 'effect'", title, "change of the mean weight per key", ".0%", DONE
+            )
+        )
         words = TYPED.replace(".3~r", "+.0%")
         for arm in effects["arm"].unique():
             otherwise = "What it does was not measured" if arm == "alone" else ""
-            said.append(("numbers", f"datum.arm == '{arm}'", words, f"{ARMS[arm]}, attention changes: ", otherwise))
-    caption = caption or "What dimensions add to the scores of a layer, by type of key, and one of them by layer."
-    data = _data(rows, lists, "(datum.head == 0 || datum.head == heads)", "true", tables.get("effects"))
+            said.append(
+                (
+                    "numbers",
+                    f"datum.arm == '{arm}'",
+                    words,
+                    f"{ARMS[arm]}, attention changes: ",
+                    otherwise,
+                )
+            )
+    caption = (
+        caption
+        or "What dimensions add to the scores of a layer, by type of key, and one of them by layer."
+    )
+    data = _data(
+        rows, lists, "(datum.head == 0 || datum.head == heads)", "true", tables.get("effects")
+    )
     for made, of in (("chosen", ["part", "dimension"]), ("sums", ["part", "type"])):
         sums = {"fields": ["number", "number"], "ops": ["sum", "count"], "as": ["number", "count"]}
-        transform = [*steps(f"datum.layer == layer && {heads} && {AMONG}"), {"type": "aggregate", "groupby": of} | sums]
+        transform = [
+            *steps(f"datum.layer == layer && {heads} && {AMONG}"),
+            {"type": "aggregate", "groupby": of} | sums,
+        ]
         data.append({"name": made, "source": "numbers", "transform": transform})
-    return View(name, caption, tables, data, panels, controls, said, limits, start=start, sweeps={0: "together"})
+    return View(
+        name,
+        caption,
+        tables,
+        data,
+        panels,
+        controls,
+        said,
+        limits,
+        start=start,
+        sweeps={0: "together"},
+    )
 
 
-# --- Data ---------------------------------------------------------------------------------------------
+# --- Data
+# ---------------------------------------------------------------------------------------------
 
 
 def rows_of(measured: Measured) -> pd.DataFrame:
-    """All that the views show, compactly: one row per head, and one per attention layer, whose head is 0.
+    """All that the views show, compactly: one row per head, and one per attention layer, whose head
+    is 0.
 
-    Columns that begin with ``score``, ``mean`` or ``share``, and ``dimensions``, are lists with blanks between, of the
-    same dimensions: in the row of a head, of those with its largest contributions; in that of a layer, of those that
-    stand out in some layer of the model. Rows that are too many for a page (``ROOM``) lose the last dimensions of each
-    head, all but one, and then the intervals.
+    Columns that begin with ``score``, ``mean`` or ``share``, and ``dimensions``, are lists with
+    blanks between, of the same dimensions: in the row of a head, of those with its largest
+    contributions; in that of a layer, of those that stand out in some layer of the model. Rows that
+    are too many for a page (``ROOM``) lose the last dimensions of each head, all but one, and then
+    the intervals.
 
     Raises:
         AnalysisError: there are no tables, or they have nothing by head.
     """
     if not measured:
-        raise AnalysisError("nothing was measured: give tables, or tables by the title of their model")
+        raise AnalysisError(
+            "nothing was measured: give tables, or tables by the title of their model"
+        )
     measured = getattr(measured, "trained", None) or measured
     if isinstance(next(iter(measured.values())), pd.DataFrame):
-        title = getattr(measured, "title", None) or getattr(measured, "run", {}).get("model", "model")
+        title = getattr(measured, "title", None) or getattr(measured, "run", {}).get(
+            "model", "model"
+        )
         measured = {title: measured}
     found = []
     for title, tables in measured.items():
@@ -200,7 +310,9 @@ def rows_of(measured: Measured) -> pd.DataFrame:
             frame = pd.concat([pd.concat(parts, axis=1).sort_index(), *layers]).reset_index()
             found.append(frame.assign(model=title).astype(dict.fromkeys(KEY, int)))
     if not found:
-        raise AnalysisError(f"nothing by head was measured of {', '.join(measured)}: measure anisotropy, ...")
+        raise AnalysisError(
+            f"nothing by head was measured of {', '.join(measured)}: measure anisotropy, ..."
+        )
     rows = pd.concat(found, ignore_index=True)
     order = ["model", *KEY, "dimensions", *(f"{c}{end}" for c in COLUMNS for end in ENDS.values())]
     rows = rows[[column for column in order if column in rows]]
@@ -208,11 +320,17 @@ def rows_of(measured: Measured) -> pd.DataFrame:
     for _ in range(1, LISTED):
         if len(as_csv(rows)) <= ROOM:
             return rows
-        rows = rows.assign(**{c: rows[c].str.rpartition(" ")[0].where(rows["head"] > 0, rows[c]) for c in lists})
-    return rows if len(as_csv(rows)) <= ROOM else rows.drop(columns=rows.filter(regex="_(low|high)$"))
+        rows = rows.assign(
+            **{c: rows[c].str.rpartition(" ")[0].where(rows["head"] > 0, rows[c]) for c in lists}
+        )
+    return (
+        rows if len(as_csv(rows)) <= ROOM else rows.drop(columns=rows.filter(regex="_(low|high)$"))
+    )
 
 
-def _by(rows: pd.DataFrame, index: list[str], column: str, value: str, prefix: str = "") -> pd.DataFrame:
+def _by(
+    rows: pd.DataFrame, index: list[str], column: str, value: str, prefix: str = ""
+) -> pd.DataFrame:
     """A number for each kind in a column, with its interval: columns as in COLUMNS, with ENDS."""
     wide = rows.rename(columns={value: ""}).astype({column: str})
     wide = wide.pivot(index=index, columns=column, values=[end for end in ENDS if end in wide])
@@ -220,7 +338,9 @@ def _by(rows: pd.DataFrame, index: list[str], column: str, value: str, prefix: s
 
 
 def _scalars(tables: Tables) -> Iterable[pd.DataFrame]:
-    """One number per head, with its interval: cosines, entropy, and the weight of a key of each type."""
+    """One number per head, with its interval: cosines, entropy, and the weight of a key of each
+    type.
+    """
     for table, column, value, prefix in (
         ("anisotropy", "space", "cosine", ""),
         ("attention_entropy", "table", "entropy_normalised", ""),
@@ -239,7 +359,9 @@ def _scores(tables: Tables, index: list[str]) -> pd.DataFrame:
 
 def _lists(values: pd.DataFrame, index: list[str]) -> pd.DataFrame:
     """The rows of all dimensions as one row of lists."""
-    texts = values.map(short).assign(dimensions=values.index.get_level_values("dimension").astype(str))
+    texts = values.map(short).assign(
+        dimensions=values.index.get_level_values("dimension").astype(str)
+    )
     return texts.groupby(level=index).agg(" ".join)
 
 
@@ -254,43 +376,66 @@ def _of_layers(tables: Tables) -> pd.DataFrame:
     values = scores = _scores(tables, index)
     if "dimension_means" in tables:
         means = tables["dimension_means"].query("token_type != 'all'").astype({"token_type": str})
-        read.append(means.pivot(index=index, columns="token_type", values="mean").add_prefix("mean_"))
+        read.append(
+            means.pivot(index=index, columns="token_type", values="mean").add_prefix("mean_")
+        )
     if "cosine_by_dimension" in tables:
         parts = tables["cosine_by_dimension"].query("space == 'hidden'").set_index(index)["cosine"]
         read.append((parts / parts.groupby("layer").transform("sum")).rename("share"))
     for hidden in read:
         # Attention reads the hidden layer before.
         values = values.join(hidden.rename(index=lambda layer: layer + 1, level="layer"))
-    # Those that come near the largest of some layer; first those that tell keys apart in most layers.
+    # Those that come near the largest of some layer; first those that tell keys apart in most
+    # layers.
     apart = scores.sub(scores["score_other"], axis=0) if "score_other" in scores else scores
-    near, order = (sizes.abs() / sizes.abs().groupby("layer").transform("max") for sizes in (values, apart))
+    near, order = (
+        sizes.abs() / sizes.abs().groupby("layer").transform("max") for sizes in (values, apart)
+    )
     largest = near.max(axis=1).groupby("dimension").max().nlargest(LISTED).index
-    order = order.max(axis=1).groupby("dimension").mean()[largest].sort_values(ascending=False).index
+    order = (
+        order.max(axis=1).groupby("dimension").mean()[largest].sort_values(ascending=False).index
+    )
     kept = values.unstack("layer").loc[order].stack("layer", future_stack=True)
     return _lists(kept, ["layer"]).assign(head=0).set_index("head", append=True)
 
 
 def _effects(effects: pd.DataFrame) -> pd.DataFrame:
-    """One row for all dimensions that have the same numbers, which are hundredths, as they are shown."""
-    wide = _by(effects, ["dimension", "model", "layer", "arm"], "key_type", "effect", "effect_").round(2).reset_index()
+    """One row for all dimensions that have the same numbers, which are hundredths, as they are
+    shown.
+    """
+    wide = (
+        _by(effects, ["dimension", "model", "layer", "arm"], "key_type", "effect", "effect_")
+        .round(2)
+        .reset_index()
+    )
     alike = wide.groupby([*wide.columns[1:]], sort=False, dropna=False)["dimension"]
     return alike.agg(lambda found: " ".join(map(str, found))).rename("dimensions").reset_index()
 
 
 def _limits(rows: pd.DataFrame, head: str, least: int) -> dict[str, list[int]]:
-    """The least and the largest number that a reader may ask for of a model, and the first dimension in its list."""
-    limits = {"layer": [int(rows["layer"].min()), int(rows["layer"].max())], head: [least, int(rows["head"].max())]}
+    """The least and the largest number that a reader may ask for of a model, and the first
+    dimension in its list.
+    """
+    limits = {
+        "layer": [int(rows["layer"].min()), int(rows["layer"].max())],
+        head: [least, int(rows["head"].max())],
+    }
     lists = rows.get("dimensions", pd.Series(dtype=str))[rows["head"] == 0]
     return limits | {"dimension": [0, 99999, int(lists.iloc[0].split()[0]) if len(lists) else 0]}
 
 
 def _data(
-    rows: pd.DataFrame, columns: Iterable[str], of_rows: str, of_dimensions: str, effects: pd.DataFrame | None = None
+    rows: pd.DataFrame,
+    columns: Iterable[str],
+    of_rows: str,
+    of_dimensions: str,
+    effects: pd.DataFrame | None = None,
 ) -> list[dict]:
     """What Vega makes of columns of the chosen model: ``numbers``, one in a row.
 
-    Each has model, layer, head, quantity (its column), number, low, high, dimension, part (the beginning of its column)
-    and type (of token). The filters, of rows and of what stands in their lists, keep it quick.
+    Each has model, layer, head, quantity (its column), number, low, high, dimension, part (the
+    beginning of its column) and type (of token). The filters, of rows and of what stands in their
+    lists, keep it quick.
     """
 
     def folded(columns: Iterable[str]) -> dict:
@@ -305,13 +450,22 @@ def _data(
     if lists:
         names, numbers = ["dimensions", *lists], ["dimension", *lists]
         # With that of other tokens, what lies beyond it.
-        less = {c.replace("score", "gap"): c for c in lists if c.startswith("score") and "score_other" in lists}
+        less = {
+            c.replace("score", "gap"): c
+            for c in lists
+            if c.startswith("score") and "score_other" in lists
+        }
         less.pop("gap_other", None)
         flat = [*chosen, {"type": "project", "fields": ["model", *KEY, *names]}]
         flat += steps(**{c: f"split(datum.{c} || '', ' ')" for c in names})
         flat += [{"type": "flatten", "fields": names, "as": numbers}]
         flat += steps(**{c: f"toNumber(datum.{c})" for c in numbers}) + steps(of_dimensions)
-        flat += steps(**{gap: f"isValid(datum.{c}) ? datum.{c} - datum.score_other : null" for gap, c in less.items()})
+        flat += steps(
+            **{
+                gap: f"isValid(datum.{c}) ? datum.{c} - datum.score_other : null"
+                for gap, c in less.items()
+            }
+        )
         made["of_dimensions"] = "rows", [*flat, folded([*lists, *less])]
     if effects is not None:
         here = (
@@ -322,11 +476,14 @@ def _data(
         made["of_effects"] = "effects", [*steps(*here), folded(changes), *ends]
     kind = f"{NAMES}[split(datum.quantity, '_')[1] || 'all']"
     every = steps("isValid(datum.number)", part="split(datum.quantity, '_')[0]", type=kind)
-    data = [{"name": name, "source": source, "transform": done} for name, (source, done) in made.items()]
+    data = [
+        {"name": name, "source": source, "transform": done} for name, (source, done) in made.items()
+    ]
     return [*data, {"name": "numbers", "source": [*made], "transform": every}]
 
 
-# --- Panels -------------------------------------------------------------------------------------------
+# --- Panels
+# -------------------------------------------------------------------------------------------
 
 
 def _chart(data: str, chosen: str) -> alt.Chart:
@@ -334,7 +491,9 @@ def _chart(data: str, chosen: str) -> alt.Chart:
 
 
 def _titled(title: str, height: object, description: str, *layers: alt.Chart) -> alt.LayerChart:
-    return alt.layer(*layers).properties(title=alt.Title(alt.expr(title)), height=height, description=description)
+    return alt.layer(*layers).properties(
+        title=alt.Title(alt.expr(title)), height=height, description=description
+    )
 
 
 def _heat_map(chosen: str) -> alt.LayerChart:
@@ -342,23 +501,41 @@ def _heat_map(chosen: str) -> alt.LayerChart:
     scale = alt.Scale(padding=0.15)
     x = alt.X("head:O", axis=alt.Axis(labelAngle=0), scale=scale)
     y = alt.Y("layer:O", title="attention layer", scale=scale)
-    look = {"symbolType": "square", "symbolSize": 200, "symbolFillColor": COLOURS[0], "symbolStrokeWidth": 0}
+    look = {
+        "symbolType": "square",
+        "symbolSize": 200,
+        "symbolFillColor": COLOURS[0],
+        "symbolStrokeWidth": 0,
+    }
     legend = alt.Legend(title="orange: below zero", titleOrient="left", tickCount=3, **look)
-    outlines = _chart("rows", "datum.model == model && datum.head > 0").mark_rect(fillOpacity=0, stroke=INK)
-    cells = _chart("numbers", f"datum.head > 0 && {chosen}").transform_calculate(size="abs(datum.number)", words=WORDS)
+    outlines = _chart("rows", "datum.model == model && datum.head > 0").mark_rect(
+        fillOpacity=0, stroke=INK
+    )
+    cells = _chart("numbers", f"datum.head > 0 && {chosen}").transform_calculate(
+        size="abs(datum.number)", words=WORDS
+    )
     cells = cells.mark_rect(opacity=1).encode(
         color=alt.condition("datum.number < 0", alt.value(COLOURS[1]), alt.value(COLOURS[0])),
         opacity=alt.Opacity("size:Q", scale=alt.Scale(range=[0, 1], zero=True), legend=legend),
         tooltip=["layer:Q", "head:Q", alt.Tooltip("words:N", title="value")],
     )
-    layers = outlines.encode(x, y, strokeWidth=alt.condition(HERE, alt.value(5), alt.value(1))), cells.encode(x, y)
-    return _titled(f"{QUANTITIES}[quantity]", {"step": 18}, "A number of heads by attention layer", *layers)
+    layers = (
+        outlines.encode(x, y, strokeWidth=alt.condition(HERE, alt.value(5), alt.value(1))),
+        cells.encode(x, y),
+    )
+    return _titled(
+        f"{QUANTITIES}[quantity]", {"step": 18}, "A number of heads by attention layer", *layers
+    )
 
 
-def _by_type(chosen: str, title: str, number: str, digits: str = "", arms: Sequence[str] = ()) -> alt.LayerChart:
+def _by_type(
+    chosen: str, title: str, number: str, digits: str = "", arms: Sequence[str] = ()
+) -> alt.LayerChart:
     """A bar with its interval for each type of key, and for each arm."""
     base = _chart("numbers", chosen).transform_calculate(done=f"{ARMS}[datum.arm] || '{DONE[0]}'")
-    base = base.encode(alt.Y("type:N", title=None, sort=[*NAMES.values()]), alt.YOffset("done:N", sort=DONE))
+    base = base.encode(
+        alt.Y("type:N", title=None, sort=[*NAMES.values()]), alt.YOffset("done:N", sort=DONE)
+    )
     scale = alt.Scale(domain=DONE, range=[COLOURS[0], COLOURS[4]])
     legend = alt.Legend(title=None, columns=1, labelLimit=0) if arms else None
     bars = base.mark_bar(height=10).encode(
@@ -371,23 +548,45 @@ def _by_type(chosen: str, title: str, number: str, digits: str = "", arms: Seque
 
 
 def _points(
-    base: alt.Chart, at: str, columns: list[str], number: alt.X | alt.Y, lines: int = 0, among: str = "false"
+    base: alt.Chart,
+    at: str,
+    columns: list[str],
+    number: alt.X | alt.Y,
+    lines: int = 0,
+    among: str = "false",
 ) -> list[alt.Chart]:
-    """Markers for each type of token in the columns, and outlines around the chosen dimension or layer, and others."""
+    """Markers for each type of token in the columns, and outlines around the chosen dimension or
+    layer, and others.
+    """
     kinds, names = {c.partition("_")[2] or "all" for c in columns}, [*NAMES.values()]
-    legend = alt.Legend(title=None, columns=3, values=[NAMES[kind] for kind in NAMES if kind in kinds])
+    legend = alt.Legend(
+        title=None, columns=3, values=[NAMES[kind] for kind in NAMES if kind in kinds]
+    )
     color, shape = (alt.Scale(domain=names, range=look) for look in LOOKS)
-    color, shape = alt.Color("type:N", scale=color, legend=legend), alt.Shape("type:N", scale=shape, legend=legend)
+    color, shape = (
+        alt.Color("type:N", scale=color, legend=legend),
+        alt.Shape("type:N", scale=shape, legend=legend),
+    )
     points = base.mark_point(filled=True, size=70, opacity=1, tooltip={"content": "encoding"})
     width = alt.when(f"datum.{at} == {at}").then(alt.value(1.5)).when(among).then(alt.value(0.75))
-    outline = base.mark_rect(fillOpacity=0, stroke=INK).encode(strokeWidth=width.otherwise(alt.value(0)))
-    return [outline, *[base.mark_line().encode(number, color)] * lines, points.encode(number, color, shape)]
+    outline = base.mark_rect(fillOpacity=0, stroke=INK).encode(
+        strokeWidth=width.otherwise(alt.value(0))
+    )
+    return [
+        outline,
+        *[base.mark_line().encode(number, color)] * lines,
+        points.encode(number, color, shape),
+    ]
 
 
-def _by_dimension(chosen: str, columns: list[str], title: str, rank: str, among: str = "false") -> alt.LayerChart:
+def _by_dimension(
+    chosen: str, columns: list[str], title: str, rank: str, among: str = "false"
+) -> alt.LayerChart:
     """A row for each dimension."""
     base = _chart("numbers", chosen).transform_calculate(size="abs(datum.number)")
-    base = base.transform_joinaggregate(most="max(size)", groupby=["dimension"]).transform_calculate(rank=rank)
+    base = base.transform_joinaggregate(
+        most="max(size)", groupby=["dimension"]
+    ).transform_calculate(rank=rank)
     base = base.encode(alt.Y("dimension:O", sort=alt.EncodingSortField("rank", op="min")))
     number = alt.X("number:Q", title=None, scale=alt.Scale(padding=8), axis=alt.Axis(tickCount=5))
     layers = _points(base, "dimension", columns, number, among=among)

@@ -13,7 +13,8 @@ PUNCTUATION = r"[!-/:-@\[-`{-~]"
 
 
 def plain(text: str | pd.Series) -> str | pd.Series:
-    r"""Markdown that shows a text, or each of a Series, as it is: what would be markup in it is not.
+    r"""Markdown that shows a text, or each of a Series, as it is: what would be markup in it is
+    not.
 
     >>> print(plain("a_b $1"))
     a\_b \$1
@@ -24,7 +25,8 @@ def plain(text: str | pd.Series) -> str | pd.Series:
 
 
 def entities(text: str) -> str:
-    """HTML that shows a text as it is, also where it stands in markdown, which would read its punctuation.
+    """HTML that shows a text as it is, also where it stands in markdown, which would read its
+    punctuation.
 
     >>> print(entities("a_b <c>"))
     a&#95;b &#60;c&#62;
@@ -52,7 +54,8 @@ def code_block(text: str, language: str = "") -> str:
 
 
 def address(*parts: str) -> str:
-    """The relative address of a file, by the names of its folders and its own; no name can be a scheme.
+    """The relative address of a file, by the names of its folders and its own; no name can be a
+    scheme.
 
     >>> address("javascript:alert(1)", "100 %.html")
     'javascript%3Aalert%281%29/100%20%25.html'

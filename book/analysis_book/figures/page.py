@@ -10,7 +10,7 @@ _PAGE = """<!doctype html>
 <style>:root {{ color-scheme: light dark; font-family: sans-serif }}</style>
 <main><h1>{title}</h1>
 {figure}</main>
-"""
+"""  # noqa: E501
 
 
 def page(title: str, figure: str) -> str:

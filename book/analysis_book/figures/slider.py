@@ -12,7 +12,8 @@ from PIL import Image
 from analysis_book.figures.page import page, write
 from analysis_lib.errors import AnalysisError
 
-# Handlers stand in the elements and find their own figure: a page may have any number of sliders, and no global name.
+# Handlers stand in the elements and find their own figure: a page may have any number of sliders,
+# and no global name.
 _SHOW = """
 const figure = this.closest('figure'), frames = figure.querySelectorAll('img');
 frames.forEach((frame, i) => frame.style.display = i == this.value ? '' : 'none');
@@ -25,7 +26,7 @@ const figure = this.closest('figure'), range = figure.querySelector('input');
 const step = () => { range.value = (+range.value + 1) % (+range.max + 1); range.dispatchEvent(new Event('input')); };
 figure.playing = figure.playing ? clearInterval(figure.playing) : setInterval(step, 800);
 this.textContent = figure.playing ? 'Pause' : 'Play';
-"""
+"""  # noqa: E501
 # Of a frame.
 COLOURS = 256
 _IMAGE = "width: 100%; height: auto; background: white"
@@ -33,7 +34,8 @@ _CONTROLS = "display: flex; gap: 0.6em; align-items: center; margin: 0.4em 0"
 
 
 class Slider:
-    """Figures of one size, one of them shown at a time: a slider chooses, a button plays them one after the other.
+    """Figures of one size, one of them shown at a time: a slider chooses, a button plays them one
+    after the other.
 
     Without JavaScript the last one shows.
 
@@ -51,8 +53,16 @@ class Slider:
     def __init__(self, frames: Mapping[str, Figure], label: str, name: str, caption: str, alt: str):
         sizes = {tuple(figure.get_size_inches() * figure.dpi) for figure in frames.values()}
         if len(sizes) != 1:
-            raise AnalysisError(f"a slider shows figures of one size, and these {len(frames)} have {len(sizes)}")
-        self.frames, self.label, self.name, self.caption, self.alt = frames, label, name, caption, alt
+            raise AnalysisError(
+                f"a slider shows figures of one size, and these {len(frames)} have {len(sizes)}"
+            )
+        self.frames, self.label, self.name, self.caption, self.alt = (
+            frames,
+            label,
+            name,
+            caption,
+            alt,
+        )
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.caption} As a page: .save('{self.name}.html')>"
@@ -73,7 +83,8 @@ class Slider:
         spoken = [escape(f"{self.label}: {key}") for key in self.frames]
         # Not cut to what is drawn, as single figures are: frames of one size do not jump.
         images = "\n".join(
-            f'<img src="data:image/png;base64,{png(figure)}" alt="{escape(self.alt)} {said}" data-label="{said}" '
+            f'<img src="data:image/png;base64,{png(figure)}" alt="{escape(self.alt)} {said}" '
+            f'data-label="{said}" '
             f'style="{_IMAGE}{"" if i == last else "; display: none"}">'
             for i, (said, figure) in enumerate(zip(spoken, self.frames.values(), strict=True))
         )
@@ -87,7 +98,7 @@ class Slider:
 </div>
 <noscript><style>.slider-controls {{ display: none !important }}</style></noscript>
 <figcaption style="color: inherit">{escape(self.caption)}</figcaption>
-</figure>"""
+</figure>"""  # noqa: E501
 
 
 def png(figure: Figure, **options: object) -> str:

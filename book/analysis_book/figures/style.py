@@ -1,4 +1,6 @@
-"""The look of every figure, the band of an interval that a table brings, and the axis of the steps of a run."""
+"""The look of every figure, the band of an interval that a table brings, and the axis of the steps
+of a run.
+"""
 
 import atexit
 from collections.abc import Iterable
@@ -13,15 +15,24 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 # Fonts with Chinese, Japanese and Korean characters.
-SCRIPTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "IPAGothic", "Hiragino Sans", "Microsoft YaHei")
+SCRIPTS = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "WenQuanYi Zen Hei",
+    "IPAGothic",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+)
 RC = rc_params_from_file(Path(__file__).with_name("theme.mplstyle"), use_default_template=False)
 
 
 def theme() -> None:
-    """Set seaborn's theme for the figures that follow: colours that the colour-blind can tell apart, on no ground.
+    """Set seaborn's theme for the figures that follow: colours that the colour-blind can tell
+    apart, on no ground.
 
-    In a script, the ground is white, and the figures that are still open at its end are saved as ``figure-1.png``,
-    ``figure-2.png``, ... in the current folder; ``plt.show()`` shows and closes them first.
+    In a script, the ground is white, and the figures that are still open at its end are saved as
+    ``figure-1.png``, ``figure-2.png``, ... in the current folder; ``plt.show()`` shows and closes
+    them first.
     """
     # Of these, what the machine has: names of models and texts may be in any script.
     there = {font.name for font in font_manager.fontManager.ttflist}
@@ -49,14 +60,15 @@ def band(
 ) -> None:
     """Shade between the columns ``ci_low`` and ``ci_high`` of a table, against a third.
 
-    The colours are those that ``seaborn.lineplot`` gives to the same column of names. It can also be mapped onto
-    panels: ``grid.map_dataframe(figures.band, "layer", hue="model")``.
+    The colours are those that ``seaborn.lineplot`` gives to the same column of names. It can also
+    be mapped onto panels: ``grid.map_dataframe(figures.band, "layer", hue="model")``.
 
     Args:
         x: the column of the horizontal axis.
         data: the table, with the ends of the intervals.
         hue: the column whose values have a colour and a band each.
-        units: the column whose values have a band each in the same colour, as the ``units`` of ``lineplot`` have lines.
+        units: the column whose values have a band each in the same colour, as the ``units`` of
+            ``lineplot`` have lines.
         ax: where to draw; the current axes by default.
     """
     ax = ax or plt.gca()
@@ -64,11 +76,15 @@ def band(
     for (_, rows), colour in zip(groups, sns.color_palette(n_colors=len(groups)), strict=True):
         for _, unit in [(None, rows)] if units is None else rows.groupby(units):
             unit = unit.sort_values(x)
-            ax.fill_between(unit[x], unit["ci_low"], unit["ci_high"], color=colour, alpha=0.2, linewidth=0)
+            ax.fill_between(
+                unit[x], unit["ci_low"], unit["ci_high"], color=colour, alpha=0.2, linewidth=0
+            )
 
 
 def heat(*, data: pd.DataFrame, x: str, y: str, value: str, **look: object) -> None:
-    """A heat map of one column against two others, on a panel: ``grid.map_dataframe(figures.heat, x="head", ...)``."""
+    """A heat map of one column against two others, on a panel: ``grid.map_dataframe(figures.heat,
+    x="head", ...)``.
+    """
     look.pop("color", None)
     cells = data.pivot(index=y, columns=x, values=value)
     axes = sns.heatmap(cells, cmap="cividis", ax=plt.gca(), rasterized=cells.size > 400, **look)
@@ -82,11 +98,15 @@ def whole_numbers(drawn: Axes | sns.axisgrid.Grid) -> None:
 
 
 def log_axis(drawn: Axes | sns.axisgrid.Grid) -> None:
-    """Give a vertical axis a logarithmic scale with plain numbers, also where it spans less than a power of ten."""
+    """Give a vertical axis a logarithmic scale with plain numbers, also where it spans less than a
+    power of ten.
+    """
     for axes in _axes(drawn):
         axes.set_yscale("log")
         low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3) if high > 10 * low else (1, 1.5, 2, 3, 5, 7)))
+        axes.yaxis.set_major_locator(
+            LogLocator(subs=(1, 3) if high > 10 * low else (1, 1.5, 2, 3, 5, 7))
+        )
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(NullLocator())
 
@@ -96,7 +116,8 @@ def _axes(drawn: Axes | sns.axisgrid.Grid) -> list[Axes]:
 
 
 def legend_below(drawn: Axes | sns.axisgrid.Grid, ncols: int = 4, **look: object) -> None:
-    """Move the legend of axes, or of a grid, below them, where a phone has room for it; without a title.
+    """Move the legend of axes, or of a grid, below them, where a phone has room for it; without a
+    title.
 
     Args:
         drawn: what seaborn returned.
@@ -105,15 +126,19 @@ def legend_below(drawn: Axes | sns.axisgrid.Grid, ncols: int = 4, **look: object
     """
     place = (0.5, -0.2) if isinstance(drawn, Axes) else (0.5, 0)
     sns.move_legend(
-        drawn, "upper center", **{"bbox_to_anchor": place, "ncols": ncols, "title": None, "columnspacing": 1} | look
+        drawn,
+        "upper center",
+        **{"bbox_to_anchor": place, "ncols": ncols, "title": None, "columnspacing": 1} | look,
     )
     if not isinstance(drawn, Axes):
-        # Where the legend stood, beside the panels, it has left a gap, out of whose middle it would hang.
+        # Where the legend stood, beside the panels, it has left a gap, out of whose middle it would
+        # hang.
         drawn.figure.subplots_adjust(right=0.98)
 
 
 def step_axis(axes: Axes, steps: Iterable[int]) -> None:
-    """Give the steps one scale: linear up to the first checkpoint after the start, logarithmic from there.
+    """Give the steps one scale: linear up to the first checkpoint after the start, logarithmic from
+    there.
 
     Args:
         axes: whose horizontal axis it is.

@@ -19,7 +19,8 @@ NAMES = {
 
 
 class Table:
-    """A numbered table: MyST for the book, where ``{numref}`` reaches its name, HTML in a notebook, text elsewhere.
+    """A numbered table: MyST for the book, where ``{numref}`` reaches its name, HTML in a notebook,
+    text elsewhere.
 
     Texts are shown as they are: what would be markup in them is not.
 
@@ -64,7 +65,9 @@ class Table:
     def _repr_markdown_(self) -> str:
         header = " | ".join(plain(str(column)) for column in self.frame.columns)
         # Numbers are read column-wise: they align on the right.
-        rule = "|".join("---:" if pd.api.types.is_numeric_dtype(t) else ":---" for t in self.frame.dtypes)
+        rule = "|".join(
+            "---:" if pd.api.types.is_numeric_dtype(t) else ":---" for t in self.frame.dtypes
+        )
         lines = [header]
         for row in self.frame.itertuples(index=False):
             cells = []
@@ -73,4 +76,6 @@ class Table:
             lines.append(" | ".join(cells))
         body = "\n".join(f"| {line} |" for line in lines)
         first, _, rest = body.partition("\n")
-        return f":::{{table}} {self.caption}\n:name: {self.name}\n\n{first}\n|{rule}|\n{rest}\n:::\n"
+        return (
+            f":::{{table}} {self.caption}\n:name: {self.name}\n\n{first}\n|{rule}|\n{rest}\n:::\n"
+        )

@@ -1,4 +1,6 @@
-"""Views that a reader moves: Vega draws them in the page, without a server or a network; a picture stands elsewhere."""
+"""Views that a reader moves: Vega draws them in the page, without a server or a network; a picture
+stands elsewhere.
+"""
 
 import base64
 import functools
@@ -19,7 +21,10 @@ from analysis_book.figures.markup import entities
 from analysis_book.figures.page import page, write
 from analysis_lib.errors import AnalysisError
 
-SCRIPT, STYLE = (Path(__file__).with_name(f"views.{ending}").read_text(encoding="utf-8") for ending in ("js", "css"))
+SCRIPT, STYLE = (
+    Path(__file__).with_name(f"views.{ending}").read_text(encoding="utf-8")
+    for ending in ("js", "css")
+)
 # Told apart by the colour-blind, and seen at a contrast of 3 on white and on black.
 COLOURS = ("#0173b2", "#d55e00", "#b56bab", "#029e73", "#8c8c8c")
 INK = "currentColor"
@@ -31,7 +36,13 @@ CONFIG = {
     "font": "sans-serif",
     "view": {"stroke": None},
     "axis": {**_INKED, "gridOpacity": 0.15, "labelFontSize": 12, "titleFontSize": 12},
-    "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "orient": "top", "symbolOpacity": 1},
+    "legend": {
+        "labelColor": INK,
+        "titleColor": INK,
+        "labelFontSize": 12,
+        "orient": "top",
+        "symbolOpacity": 1,
+    },
     "title": {"color": INK, "fontSize": 13, "anchor": "start"},
     "rule": {"color": INK},
 }
@@ -39,7 +50,11 @@ CONFIG = {
 # Of the rows of a panel, those over which the mouse is dragged.
 SWEEP = [
     {"name": "held", "on": [{"events": "mousedown", "update": "y()"}]},
-    {"name": "swept", "value": "", "on": [{"events": "[mousedown, window:mouseup] > window:mousemove"}]},
+    {
+        "name": "swept",
+        "value": "",
+        "on": [{"events": "[mousedown, window:mouseup] > window:mousemove"}],
+    },
 ]
 SWEEP[1]["on"][0]["update"] = "join(invert('y', [held, y()]) || [], ', ')"
 
@@ -50,8 +65,10 @@ class Control:
 
     Attributes:
         options: of a list, by value what is shown; without them it is a number.
-        value: with which it begins; unless given, the first that the view allows. A text is typed as one.
-        ends: of a number that is dragged, the least, the largest, and the step; without them it is typed.
+        value: with which it begins; unless given, the first that the view allows. A text is typed
+            as one.
+        ends: of a number that is dragged, the least, the largest, and the step; without them it is
+            typed.
     """
 
     name: str
@@ -65,11 +82,14 @@ class Control:
         if self.options is None:
             ends = ' min="{}" max="{}" step="{}"'.format(*self.ends) if self.ends else ""
             kind = "range" if self.ends else "text" if isinstance(self.value, str) else "number"
-            made = f'<input type="{kind}" name="{self.name}"{ends} value="{escape(str(self.value))}">'
+            made = (
+                f'<input type="{kind}" name="{self.name}"{ends} value="{escape(str(self.value))}">'
+            )
         else:
             marks = {self.value: " selected"}
             lines = (
-                f'<option value="{escape(v)}"{marks.get(v, "")}>{escape(w)}</option>' for v, w in self.options.items()
+                f'<option value="{escape(v)}"{marks.get(v, "")}>{escape(w)}</option>'
+                for v, w in self.options.items()
             )
             made = f'<select name="{self.name}">{"".join(lines)}</select>'
         return f"<label>{self.label} {made}</label>"
@@ -79,27 +99,31 @@ class Control:
 class View:
     """Panels that share tables, and the fields that choose what of these they show.
 
-    It shows itself in Jupyter and in the book; :meth:`save` writes it as a page of its own, or its picture.
+    It shows itself in Jupyter and in the book; :meth:`save` writes it as a page of its own, or its
+    picture.
 
     Attributes:
         name: the id of the figure on its page.
         caption: a sentence below it.
         tables: by name what the page has as CSV, numbers with four digits; together at most 300 kB.
         data: what Vega makes of them: its data sets.
-        panels: charts of Altair on ``alt.NamedData`` of these, with a description for who cannot see them; as wide as
-            the page allows, unless they say how wide.
+        panels: charts of Altair on ``alt.NamedData`` of these, with a description for who cannot
+            see them; as wide as the page allows, unless they say how wide.
         controls: the fields.
-        said: what is said of what is chosen, a sentence each: the data, which of its rows, the words of a row (both as
-            expressions of Vega); then, if any, the words before them, and those where there is no row.
-        limits: by the value of the first field and by field, its options, or the least, largest and first number.
+        said: what is said of what is chosen, a sentence each: the data, which of its rows, the
+            words of a row (both as expressions of Vega); then, if any, the words before them, and
+            those where there is no row.
+        limits: by the value of the first field and by field, its options, or the least, largest and
+            first number.
         moves: by the number of a panel, the fields that its arrow keys move, to the right and down.
         start: other values to begin with, by the name of a field.
         still: HTML for paper and for pages without scripts; a picture of the panels unless given.
-        sweeps: by the number of a panel with a row for each of some numbers, the field of text that is given those over
-            which the mouse is dragged.
+        sweeps: by the number of a panel with a row for each of some numbers, the field of text that
+            is given those over which the mouse is dragged.
 
     Raises:
-        AnalysisError: there is no such field to begin with, or it has no such option; or its tables are too large.
+        AnalysisError: there is no such field to begin with, or it has no such option; or its tables
+            are too large.
     """
 
     name: str
@@ -117,13 +141,19 @@ class View:
 
     def __post_init__(self):
         known, first = {control.name: control for control in self.controls}, self.controls[0]
-        self.limits = {v: {name: of[name] for name in of if name in known} for v, of in self.limits.items()}
-        begins = self.limits.get(self.start.get(first.name) or next(iter(first.options or [None])), {})
+        self.limits = {
+            v: {name: of[name] for name in of if name in known} for v, of in self.limits.items()
+        }
+        begins = self.limits.get(
+            self.start.get(first.name) or next(iter(first.options or [None])), {}
+        )
         for name, value in self.start.items():
             if name not in known:
                 raise AnalysisError(f"{self.name} has no field {name!r}: it has {', '.join(known)}")
             if (options := known[name].options) is not None and value not in options:
-                raise AnalysisError(f"{name} is {value!r}: give one of {', '.join(map(repr, options))}")
+                raise AnalysisError(
+                    f"{name} is {value!r}: give one of {', '.join(map(repr, options))}"
+                )
             known[name].value = value
         for name, control in known.items():
             if control.value is None:
@@ -131,7 +161,8 @@ class View:
                 control.value = allowed[0 if control.options or len(allowed) < 3 else 2]
         if (size := sum(len(csv.encode()) for csv in self.csv.values())) > LARGEST:
             raise AnalysisError(
-                f"{self.name} would bring {size / 1000:,.0f} kB of numbers into its page, which holds at most "
+                f"{self.name} would bring {size / 1000:,.0f} kB of numbers into its page, which "
+                "holds at most "
                 f"{LARGEST / 1000:.0f}: give fewer models, or effects of fewer dimensions"
             )
 
@@ -140,20 +171,32 @@ class View:
         """The tables as the page has them."""
         return {name: as_csv(table) for name, table in self.tables.items()}
 
-    def _vega(self, panel: alt.TopLevelMixin, width: int | str, said: Sequence[tuple[str, ...]] = ()) -> dict:
+    def _vega(
+        self, panel: alt.TopLevelMixin, width: int | str, said: Sequence[tuple[str, ...]] = ()
+    ) -> dict:
         """A panel as Vega, with all data but the tables, and what is said."""
-        chart = _wide(panel, width).add_params(*(alt.param(name=c.name, value=c.value) for c in self.controls))
+        chart = _wide(panel, width).add_params(
+            *(alt.param(name=c.name, value=c.value) for c in self.controls)
+        )
         spec = vl_convert.vegalite_to_vega(chart.configure(**CONFIG).to_dict(validate=False))
         data = [*self.data]
         for name, table in self.tables.items():
-            kinds = {c: "number" if pd.api.types.is_numeric_dtype(k) else "string" for c, k in table.dtypes.items()}
+            kinds = {
+                c: "number" if pd.api.types.is_numeric_dtype(k) else "string"
+                for c, k in table.dtypes.items()
+            }
             data.insert(0, {"name": name, "values": "", "format": {"type": "csv", "parse": kinds}})
         for number, (source, chosen, words, *_) in enumerate(said):
-            data.append({"name": f"said{number}", "source": source, "transform": steps(chosen, said=words)})
+            data.append(
+                {"name": f"said{number}", "source": source, "transform": steps(chosen, said=words)}
+            )
         known = {made["name"] for made in data}
         # A group of no marks needs words, too.
         marks = [mark | {"description": spec.get("description", "")} for mark in spec["marks"]]
-        return spec | {"marks": marks, "data": data + [made for made in spec["data"] if made["name"] not in known]}
+        return spec | {
+            "marks": marks,
+            "data": data + [made for made in spec["data"] if made["name"] not in known],
+        }
 
     @functools.cached_property
     def svg(self) -> str:
@@ -168,12 +211,20 @@ class View:
     def figure(self) -> str:
         """The figure as HTML, which ``SCRIPT`` brings to life."""
         picture = "" if self.still else base64.b64encode(self.svg.encode()).decode()
-        still = self.still or f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(self.alt)}">'
-        keys = {name: hashlib.sha256(csv.encode()).hexdigest()[:12] for name, csv in self.csv.items()}
+        still = (
+            self.still
+            or f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(self.alt)}">'
+        )
+        keys = {
+            name: hashlib.sha256(csv.encode()).hexdigest()[:12] for name, csv in self.csv.items()
+        }
         tables = (TABLE.format(key=keys[name], csv=_json(csv)) for name, csv in self.csv.items())
         # One of them says it.
         saying = [self.said, *[()] * (len(self.panels) - 1)]
-        panels = [self._vega(panel, "container", said) for panel, said in zip(self.panels, saying, strict=True)]
+        panels = [
+            self._vega(panel, "container", said)
+            for panel, said in zip(self.panels, saying, strict=True)
+        ]
         for place in self.sweeps:
             panels[place]["signals"] += SWEEP
         ways = {"moves": self.moves, "sweeps": self.sweeps}
@@ -193,15 +244,23 @@ class View:
         return f"{self.figure()}\n<script>{vega()}</script>\n<script>{SCRIPT}</script>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        bundle = {"text/html": self._repr_html_(), "image/svg+xml": self.svg, "text/plain": repr(self)}
+        bundle = {
+            "text/html": self._repr_html_(),
+            "image/svg+xml": self.svg,
+            "text/plain": repr(self),
+        }
         return bundle | {"text/csv": next(iter(self.csv.values()))}
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.caption} As a page: .save('{self.name}.html')>"
 
     def link(self, words: str, **state: str | float) -> str:
-        """A link to a state of the view on its page, the values of its fields by their names, for HTML and markdown."""
-        return f'<a href="#{escape(self.name)}&amp;{escape(urlencode(state))}">{entities(words)}</a>'
+        """A link to a state of the view on its page, the values of its fields by their names, for
+        HTML and markdown.
+        """
+        return (
+            f'<a href="#{escape(self.name)}&amp;{escape(urlencode(state))}">{entities(words)}</a>'
+        )
 
     def save(self, path: Path | str) -> None:
         """Write the view as a page that opens alone (``.html``), or its picture (``.svg``).
@@ -213,7 +272,9 @@ class View:
         if path.suffix not in (".html", ".svg"):
             raise AnalysisError(f"a view is saved as .html or .svg, not as {path.name}")
         as_page = path.suffix == ".html"
-        write(path, page(self.name.removeprefix("fig-"), self._repr_html_()) if as_page else self.svg)
+        write(
+            path, page(self.name.removeprefix("fig-"), self._repr_html_()) if as_page else self.svg
+        )
 
     @property
     def alt(self) -> str:
@@ -225,9 +286,13 @@ TABLE = '<script class="table" type="application/json" data-key="{key}">{csv}</s
 
 
 def steps(*kept: str, **computed: str) -> list[dict[str, str]]:
-    """What Vega does to rows: conditions of those that are kept, and what is computed of each, by name."""
+    """What Vega does to rows: conditions of those that are kept, and what is computed of each, by
+    name.
+    """
     kept = [{"type": "filter", "expr": condition} for condition in kept]
-    return kept + [{"type": "formula", "as": name, "expr": expression} for name, expression in computed.items()]
+    return kept + [
+        {"type": "formula", "as": name, "expr": expression} for name, expression in computed.items()
+    ]
 
 
 def as_csv(table: pd.DataFrame) -> str:
@@ -251,12 +316,16 @@ def _json(given: object) -> str:
 
 def _wide(panel: alt.TopLevelMixin, width: int | str) -> alt.TopLevelMixin:
     """As wide, unless it says how wide it is, or is several."""
-    return panel.properties(width=width) if getattr(panel, "width", None) is alt.Undefined else panel
+    return (
+        panel.properties(width=width) if getattr(panel, "width", None) is alt.Undefined else panel
+    )
 
 
 @functools.cache
 def vega() -> str:
     """Vega as a script, the version for which vl-convert compiles, which brings it along."""
     source = f"/npm/vega@{vl_convert.get_vega_version()}/+esm"
-    bundle = vl_convert.javascript_bundle(f'import {{ View, parse }} from "{source}"; window.vega = {{ View, parse }};')
+    bundle = vl_convert.javascript_bundle(
+        f'import {{ View, parse }} from "{source}"; window.vega = {{ View, parse }};'
+    )
     return f"(() => {{{bundle}}})();"

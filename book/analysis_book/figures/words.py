@@ -3,7 +3,8 @@
 import html
 import re
 
-# In the order in which they are taken away: fences, roles, tags of HTML, links, marks of code and of bold print.
+# In the order in which they are taken away: fences, roles, tags of HTML, links, marks of code and
+# of bold print.
 _MARKS = (
     (re.compile(r"^:::.*$\n?", re.MULTILINE), ""),
     (re.compile(r"\{[a-z:]+\}`([^`<]*?)(?: <[^`>]*>)?`"), r"\1"),

@@ -1,4 +1,6 @@
-"""Claims are data, in ``data/claims``; verdicts are computed, from the number that decides a claim and its interval."""
+"""Claims are data, in ``data/claims``; verdicts are computed, from the number that decides a claim
+and its interval.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -50,8 +52,8 @@ class Claim:
         setting: the models and data that the paper judges it on.
         sentence: what the paper says, in our words, transferred to a model of any depth.
         quantity: the number that decides, in words.
-        statistic: the function that computes it, by its full name, which a cell of the page calls; or ``cell`` where
-            the cell computes it.
+        statistic: the function that computes it, by its full name, which a cell of the page calls;
+            or ``cell`` where the cell computes it.
         page: the page that tests it.
         figures: by name, those that show the number that decides.
         rationale: why the bound is what it is, and when it was set.
@@ -91,10 +93,14 @@ def load(paper: str) -> dict[str, Claim]:
         AnalysisError: an unknown paper, or a file whose claims are not whole.
     """
     if not isinstance(paper, str) or paper not in PAPERS:
-        raise AnalysisError(f"there are no claims of a paper {shown(paper)}: {near_names(str(paper), PAPERS)}")
+        raise AnalysisError(
+            f"there are no claims of a paper {shown(paper)}: {near_names(str(paper), PAPERS)}"
+        )
     path = data_directory() / "claims" / f"{paper}.yml"
     try:
-        claims = [Claim(**fields) for fields in yaml.safe_load(path.read_text(encoding="utf-8")) or []]
+        claims = [
+            Claim(**fields) for fields in yaml.safe_load(path.read_text(encoding="utf-8")) or []
+        ]
     except (OSError, TypeError, yaml.YAMLError) as error:
         raise AnalysisError(f"{path} cannot be read as a list of claims: {error}") from error
     return {claim.id: claim for claim in claims}
@@ -104,7 +110,8 @@ def claim(name: str) -> Claim:
     """One claim by its id.
 
     Raises:
-        AnalysisError: its paper has no such claim (with the nearest ids), or there is no such paper.
+        AnalysisError: its paper has no such claim (with the nearest ids), or there is no such
+            paper.
     """
     require_text("a claim", name, "its id, as in godey-drift-norms")
     claims = load(name.partition("-")[0])
@@ -114,12 +121,15 @@ def claim(name: str) -> Claim:
 
 
 def verdict(found: Estimate, bound: float, direction: str = "above") -> str:
-    """``holds`` where the whole interval lies on the claimed side of the bound, ``does not hold`` on the other.
+    """``holds`` where the whole interval lies on the claimed side of the bound, ``does not hold``
+    on the other.
 
-    An interval that contains the bound leaves the claim ``undecided``. A number that has no interval decides nothing
-    (``no interval``), and where there is no number the claim is ``not applicable``.
+    An interval that contains the bound leaves the claim ``undecided``. A number that has no
+    interval decides nothing (``no interval``), and where there is no number the claim is ``not
+    applicable``.
 
-    >>> [verdict(Estimate(0.2, *ends), 0.0) for ends in ((0.1, 0.3), (-0.1, 0.5), (math.nan, math.nan))]
+    >>> intervals = (0.1, 0.3), (-0.1, 0.5), (math.nan, math.nan)
+    >>> [verdict(Estimate(0.2, *ends), 0.0) for ends in intervals]
     ['holds', 'undecided', 'no interval']
     """
     if math.isnan(found.value):
@@ -127,7 +137,9 @@ def verdict(found: Estimate, bound: float, direction: str = "above") -> str:
     return {"": NO_INTERVAL, "undecided": UNDECIDED, direction: HOLDS}.get(found.side(bound), FAILS)
 
 
-def judged(name: str, found: Estimate | Sequence[Estimate], sample: str = "", p: float | None = None) -> dict:
+def judged(
+    name: str, found: Estimate | Sequence[Estimate], sample: str = "", p: float | None = None
+) -> dict:
     """A claim with the number that decides it and the verdict: a row of :func:`verdicts`.
 
     Args:
@@ -152,28 +164,38 @@ def judged(name: str, found: Estimate | Sequence[Estimate], sample: str = "", p:
 
 
 def verdicts(
-    statistics: "Mapping[str, Statistic | Plain | Ratio]", tables: "Tables | Shipped | Mapping[str, Tables | Shipped]"
+    statistics: "Mapping[str, Statistic | Plain | Ratio]",
+    tables: "Tables | Shipped | Mapping[str, Tables | Shipped]",
 ) -> pd.DataFrame:
     """Each claim with the number that decides it, its 95 % interval over texts, and the verdict.
 
     Args:
-        statistics: by the id of a claim, what computes its number from the tables, or several that all have to lie
-            beyond the bound, such as one per layer. :func:`~analysis_lib.measurement.largest` stands for some of them.
-        tables: of a measurement, or by the name of a model. Of one that comes with the book, the verdicts come with it.
+        statistics: by the id of a claim, what computes its number from the tables, or several that
+            all have to lie beyond the bound, such as one per layer.
+            :func:`~analysis_lib.measurement.largest` stands for some of them.
+        tables: of a measurement, or by the name of a model. Of one that comes with the book, the
+            verdicts come with it.
 
     Returns:
         One row per claim and model: model, id, claim (the sentence), source, quantity; value,
-        ci_low and ci_high (missing where the number has no interval), draws (groups of independent units), p (of the
-        value if the truth lay at the bound), bound, direction, rationale, sample, verdict.
+        ci_low and ci_high (missing where the number has no interval), draws (groups of independent
+        units), p (of the value if the truth lay at the bound), bound, direction, rationale, sample,
+        verdict.
     """
     if not isinstance(statistics, Mapping):
-        raise AnalysisError(f"the statistics are {shown(statistics)}: give functions of the tables, by claim")
+        raise AnalysisError(
+            f"the statistics are {shown(statistics)}: give functions of the tables, by claim"
+        )
     of_one_model = isinstance(tables, measurement.Tables | measurement.Shipped)
     if not of_one_model and not (isinstance(tables, Mapping) and tables):
-        raise AnalysisError(f"the tables are {shown(tables)}: give what measure returns, or several by model")
+        raise AnalysisError(
+            f"the tables are {shown(tables)}: give what measure returns, or several by model"
+        )
     if not of_one_model:
         found = {model: verdicts(statistics, of_model) for model, of_model in tables.items()}
-        return pd.concat([rows.assign(model=model) for model, rows in found.items()], ignore_index=True)
+        return pd.concat(
+            [rows.assign(model=model) for model, rows in found.items()], ignore_index=True
+        )
     run = tables.run
     sample = f"{run['texts']:,} {PLURAL[run.get('kind', 'text')]} of {run['data']}"
     if run.get("units", run["texts"]) < FEW_UNITS:
@@ -182,21 +204,27 @@ def verdicts(
         found = recorded(tables.folder.name)
         found = found[found["id"].isin(statistics)].assign(sample=sample)
     else:
-        found = pd.DataFrame([judged(name, one, sample) for name, one in tables.intervals(statistics).items()])
+        found = pd.DataFrame(
+            [judged(name, one, sample) for name, one in tables.intervals(statistics).items()]
+        )
     found.insert(0, "model", title(run["model"]))
     return found.reset_index(drop=True)
 
 
-def verdicts_over_seeds(numbers: Mapping[str, pd.Series | pd.DataFrame | Estimate], sample: str = "") -> pd.DataFrame:
-    """The verdicts on claims whose number has one value per seed; its mean decides, with Student's interval over seeds.
+def verdicts_over_seeds(
+    numbers: Mapping[str, pd.Series | pd.DataFrame | Estimate], sample: str = ""
+) -> pd.DataFrame:
+    """The verdicts on claims whose number has one value per seed; its mean decides, with Student's
+    interval over seeds.
 
-    Where each value is an estimate with an interval over the same texts, the half-width over texts is added: see
-    :func:`~analysis_lib.metrics.intervals.seed_and_unit_interval`.
+    Where each value is an estimate with an interval over the same texts, the half-width over texts
+    is added: see :func:`~analysis_lib.metrics.intervals.seed_and_unit_interval`.
 
     Args:
-        numbers: by the id of a claim, one value per seed, or columns of values that all have to lie beyond the bound.
-            The last level of the index is the seed; each value of the levels before, such as the model, is judged for
-            itself. A number of all seeds together comes with its interval.
+        numbers: by the id of a claim, one value per seed, or columns of values that all have to lie
+            beyond the bound. The last level of the index is the seed; each value of the levels
+            before, such as the model, is judged for itself. A number of all seeds together comes
+            with its interval.
         sample: what each was measured on.
 
     Returns:
@@ -216,7 +244,9 @@ def verdicts_over_seeds(numbers: Mapping[str, pd.Series | pd.DataFrame | Estimat
 
 
 def over_seeds(values: pd.Series) -> Estimate:
-    """The mean of one value per seed, with its interval over seeds, and over texts where each value has one."""
+    """The mean of one value per seed, with its interval over seeds, and over texts where each value
+    has one.
+    """
     if all(isinstance(value, Estimate) for value in values):
         return seed_and_unit_interval(values)
     return seed_interval(values)
@@ -225,11 +255,14 @@ def over_seeds(values: pd.Series) -> Estimate:
 def corrected(verdicts: pd.DataFrame) -> pd.Series:
     """The verdicts if those on one claim, of all models, are to be right at once: Holm (1979)."""
     raised = verdicts.groupby("id")["p"].transform(lambda p: pd.Series(holm([*p]), p.index))
-    return verdicts["verdict"].mask((raised > 1 - CONFIDENCE) & verdicts["verdict"].isin((HOLDS, FAILS)), UNDECIDED)
+    return verdicts["verdict"].mask(
+        (raised > 1 - CONFIDENCE) & verdicts["verdict"].isin((HOLDS, FAILS)), UNDECIDED
+    )
 
 
 def said(verdicts: pd.DataFrame, name: str, words: Mapping[str, str]) -> str:
-    """The words for the verdict on a claim, after the correction of :func:`corrected`: that on the first model.
+    """The words for the verdict on a claim, after the correction of :func:`corrected`: that on the
+    first model.
 
     Args:
         verdicts: as of :func:`verdicts`.
@@ -241,7 +274,9 @@ def said(verdicts: pd.DataFrame, name: str, words: Mapping[str, str]) -> str:
 
 
 def show(verdicts: pd.DataFrame) -> None:
-    """Show the verdicts: on a page a line for each claim, with a chip for each model; in a script as text."""
+    """Show the verdicts: on a page a line for each claim, with a chip for each model; in a script
+    as text.
+    """
     # Imported here, so that whoever lacks it is told by the figures which extra brings it.
     from IPython.display import display
 
@@ -249,7 +284,8 @@ def show(verdicts: pd.DataFrame) -> None:
 
 
 def recorded(name: str) -> pd.DataFrame:
-    """The verdicts on a model whose measurement comes with the book, see :func:`~analysis_lib.measurement.shipped`.
+    """The verdicts on a model whose measurement comes with the book, see
+    :func:`~analysis_lib.measurement.shipped`.
 
     Raises:
         AnalysisError: none come with the book.
@@ -257,10 +293,14 @@ def recorded(name: str) -> pd.DataFrame:
     require_text("the model", name, "the name of one whose verdicts come with the book")
     path = data_directory() / "measurements" / name / "verdicts.csv"
     if not path.is_file():
-        raise AnalysisError(f"no verdicts on {name} come with the book: data/README.md says which do")
+        raise AnalysisError(
+            f"no verdicts on {name} come with the book: data/README.md says which do"
+        )
     rows = files.read(path, pd.read_csv)
     found = [Estimate(row.value, row.ci_low, row.ci_high, row.draws) for row in rows.itertuples()]
-    return pd.DataFrame([judged(i, one, p=p) for i, one, p in zip(rows["id"], found, rows["p"], strict=True)])
+    return pd.DataFrame(
+        [judged(i, one, p=p) for i, one, p in zip(rows["id"], found, rows["p"], strict=True)]
+    )
 
 
 def published(name: str) -> pd.DataFrame:
@@ -275,4 +315,6 @@ def published(name: str) -> pd.DataFrame:
     if name not in names:
         raise AnalysisError(f"there is no published table {name}: {near_names(name, names)}")
     table = files.read(folder / f"{name}.csv", pd.read_csv)
-    return table.assign(dataset=table["dataset"].map(corpora.title)) if "dataset" in table else table
+    return (
+        table.assign(dataset=table["dataset"].map(corpora.title)) if "dataset" in table else table
+    )

@@ -1,4 +1,6 @@
-"""What the cone is made of: the part of each dimension in the average cosine, before and after training."""
+"""What the cone is made of: the part of each dimension in the average cosine, before and after
+training.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -22,7 +24,8 @@ TWIN = ":untrained"
 
 
 class WithoutDimensions(Anisotropy):
-    """The average cosine of hidden states without some dimensions: a table of its own name, as that of ``anisotropy``.
+    """The average cosine of hidden states without some dimensions: a table of its own name, as that
+    of ``anisotropy``.
 
     Args:
         name: of the table.
@@ -43,12 +46,16 @@ class WithoutDimensions(Anisotropy):
 
 
 def parts(tables: TableSet, space: str = "hidden") -> pd.DataFrame:
-    """c_j, the part of each dimension in the average cosine: one row per layer, one column per dimension."""
+    """c_j, the part of each dimension in the average cosine: one row per layer, one column per
+    dimension.
+    """
     table = tables["cosine_by_dimension"]
     return table[table["space"] == space].pivot(index="layer", columns="dimension", values="cosine")
 
 
-def share_of_top(of_layer: Float[np.ndarray, "layer dimension"], count: int = TOP) -> Float[np.ndarray, " layer"]:
+def share_of_top(
+    of_layer: Float[np.ndarray, "layer dimension"], count: int = TOP
+) -> Float[np.ndarray, " layer"]:
     """The share of the largest c_j in their sum.
 
     >>> share_of_top(np.array([[0.5, 0.1, 0.1, 0.1, 0.2]]))
@@ -60,7 +67,8 @@ def share_of_top(of_layer: Float[np.ndarray, "layer dimension"], count: int = TO
 def effective_number(of_layer: Float[np.ndarray, "layer dimension"]) -> Float[np.ndarray, " layer"]:
     """(Σ c_j)² / Σ c_j², at most as many as there are dimensions.
 
-    Of a direction drawn at random in d dimensions, whose squared coordinates are the c_j, it is near d/3.
+    Of a direction drawn at random in d dimensions, whose squared coordinates are the c_j, it is
+    near d/3.
 
     >>> effective_number(np.array([[0.1, 0.1, 0.0, 0.0], [0.4, 0.0, 0.0, 0.0]])).tolist()
     [2.0, 1.0]
@@ -69,10 +77,12 @@ def effective_number(of_layer: Float[np.ndarray, "layer dimension"]) -> Float[np
 
 
 def partition_isotropy(vectors: Float[np.ndarray, "vector dim"], signs: bool = False) -> float:
-    """I(W), how even the partition function Z(x) = Σ_w exp(w · x) is over directions: min Z / max Z, 1 if isotropic.
+    """I(W), how even the partition function Z(x) = Σ_w exp(w · x) is over directions: min Z / max
+    Z, 1 if isotropic.
 
-    The directions x are the eigenvectors of WᵀW (Mu and Viswanath 2018), with the signs that they happen to come with
-    (so Machina and Mercer 2024), or with both, which makes I(W) no larger. It depends on the lengths of the vectors.
+    The directions x are the eigenvectors of WᵀW (Mu and Viswanath 2018), with the signs that they
+    happen to come with (so Machina and Mercer 2024), or with both, which makes I(W) no larger. It
+    depends on the lengths of the vectors.
 
     >>> partition_isotropy(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
     1.0
@@ -84,40 +94,61 @@ def partition_isotropy(vectors: Float[np.ndarray, "vector dim"], signs: bool = F
 
 
 def of_both(name: str, corpus: Corpus) -> pd.DataFrame:
-    """What the cone of a model is made of, and that of an untrained copy, as it comes with the book, or measured.
+    """What the cone of a model is made of, and that of an untrained copy, as it comes with the
+    book, or measured.
 
     Returns:
-        Columns weights (trained, untrained, or their ratio), space, layer, quantity, value, ci_low, ci_high, groups. Of
-        hidden and final vectors, quantities are cosine, share (of :func:`share_of_top`), effective
-        (:func:`effective_number`), random_direction (what that is of one, d/3), isoscore and effective_dimension; of
-        hidden ones also without_top and without_random, the cosine without the three dimensions of the largest parts,
-        and without three random ones. Of embeddings of tokens, partition and partition_both,
+        Columns weights (trained, untrained, or their ratio), space, layer, quantity, value, ci_low,
+        ci_high, groups. Of hidden and final vectors, quantities are cosine, share (of
+        :func:`share_of_top`), effective (:func:`effective_number`), random_direction (what that is
+        of one, d/3), isoscore and effective_dimension; of hidden ones also without_top and
+        without_random, the cosine without the three dimensions of the largest parts, and without
+        three random ones. Of embeddings of tokens, partition and partition_both,
         :func:`partition_isotropy`. The ratio is that of the effective numbers of the last layer.
     """
-    return recorded.rows_of(RECORDED, lambda: _measured(name, corpus), **recorded.place_of(name, corpus))
+    return recorded.rows_of(
+        RECORDED, lambda: _measured(name, corpus), **recorded.place_of(name, corpus)
+    )
 
 
 def record(**corpora: Corpus) -> None:
     """Write what comes with the book: by model, the corpus that it reads."""
-    recorded.write(RECORDED, [(_measured(m, corpus), recorded.place_of(m, corpus)) for m, corpus in corpora.items()])
+    recorded.write(
+        RECORDED,
+        [(_measured(m, corpus), recorded.place_of(m, corpus)) for m, corpus in corpora.items()],
+    )
 
 
 def _measured(name: str, corpus: Corpus) -> pd.DataFrame:
-    runs = {"trained": _tables(load_model(name), corpus), "untrained": _tables(load_model(f"{name}{TWIN}"), corpus)}
+    runs = {
+        "trained": _tables(load_model(name), corpus),
+        "untrained": _tables(load_model(f"{name}{TWIN}"), corpus),
+    }
     rows = pd.concat([_rows(*run).assign(weights=weights) for weights, run in runs.items()])
     ratio = runs["trained"][0].interval(
-        lambda a, b: effective_number(parts(b).to_numpy())[-1] / effective_number(parts(a).to_numpy())[-1],
+        lambda a, b: (
+            effective_number(parts(b).to_numpy())[-1] / effective_number(parts(a).to_numpy())[-1]
+        ),
         runs["untrained"][0],
     )
-    place = {"weights": "ratio", "space": "hidden", "layer": rows["layer"].max(), "quantity": "effective"}
+    place = {
+        "weights": "ratio",
+        "space": "hidden",
+        "layer": rows["layer"].max(),
+        "quantity": "effective",
+    }
     return pd.concat([rows, _row(ratio, **place)], ignore_index=True)
 
 
 def _tables(model: LoadedModel, corpus: Corpus) -> tuple[Tables, Tables, LoadedModel]:
-    first = measure(model, corpus, ["cosine_by_dimension", Isotropy(["hidden", "final"])], progress=False)
+    first = measure(
+        model, corpus, ["cosine_by_dimension", Isotropy(["hidden", "final"])], progress=False
+    )
     found, random = parts(first), np.random.default_rng(0)
     top = {layer: tuple(map(int, row.nlargest(TOP).index)) for layer, row in found.iterrows()}
-    others = {layer: tuple(map(int, random.choice(found.columns, TOP, replace=False))) for layer in top}
+    others = {
+        layer: tuple(map(int, random.choice(found.columns, TOP, replace=False))) for layer in top
+    }
     without = [WithoutDimensions("without_top", top), WithoutDimensions("without_random", others)]
     return first, measure(model, corpus, without, progress=False), model
 
@@ -132,13 +163,17 @@ def _rows(first: Tables, without: Tables, model: LoadedModel) -> pd.DataFrame:
     for space in isotropy.index.unique("space"):
         layers = parts(first, space).index
         for quantity, kind in kinds.items():
-            found = first.interval(lambda t, kind=kind, space=space: kind(parts(t, space).to_numpy()))
+            found = first.interval(
+                lambda t, kind=kind, space=space: kind(parts(t, space).to_numpy())
+            )
             for layer, one in zip(layers, found, strict=True):
                 rows.append(_row(one, space=space, layer=layer, quantity=quantity))
         for layer in layers:
             of_layer = isotropy.loc[(space, layer)]
             known = {name: float(of_layer[name]) for name in ("isoscore", "effective_dimension")}
-            for quantity, value in (known | {"random_direction": of_layer["dimensions"] / 3}).items():
+            for quantity, value in (
+                known | {"random_direction": of_layer["dimensions"] / 3}
+            ).items():
                 rows.append(_row(Estimate(value), space=space, layer=layer, quantity=quantity))
     for quantity, table in without.items():
         for row in table.itertuples():

@@ -1,4 +1,6 @@
-"""What changes do to what a model gives out: ``Effects(model, corpus, {"zero": [Replace("key", by="zero")]})``."""
+"""What changes do to what a model gives out: ``Effects(model, corpus, {"zero": [Replace("key",
+by="zero")]})``.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +15,8 @@ from analysis_lib.measurement.tables import Tables, TableSet
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.models import LoadedModel
 
-# What is looked at, the first that a model has: its table and column, the sign of an effect, and what that is called.
+# What is looked at, the first that a model has: its table and column, the sign of an effect, and
+# what that is called.
 OUTPUTS = {
     "next_token_loss": ("loss", 1, "added loss of the next token, nats"),
     "masked_token_loss": ("loss", 1, "added loss of masked tokens, nats"),
@@ -24,15 +27,16 @@ OUTPUTS = {
 class Effects:
     """What each of several changes does to the output of a model.
 
-    An effect is by how much the loss grows where the model predicts tokens, else 1 less the cosine of a vector that it
-    gives out to the one without the change. It is 0 where nothing changes.
+    An effect is by how much the loss grows where the model predicts tokens, else 1 less the cosine
+    of a vector that it gives out to the one without the change. It is 0 where nothing changes.
 
     Attributes:
         left_out: the changes that the model has no place for, and why.
         unit: what an effect is.
 
     Args:
-        arms: by name, changes of which each is made alone, such as several draws; their effects are averaged.
+        arms: by name, changes of which each is made alone, such as several draws; their effects are
+            averaged.
 
     Raises:
         AnalysisError: what ``measure`` raises of the model without a change.
@@ -46,7 +50,10 @@ class Effects:
         self.left_out: dict[str, str] = {}
         for arm, changes in arms.items():
             try:
-                several = [measure(model, corpus, self._table, intervention=c, progress=False) for c in changes]
+                several = [
+                    measure(model, corpus, self._table, intervention=c, progress=False)
+                    for c in changes
+                ]
                 self._changed[arm] = several
             except AnalysisError as error:
                 self.left_out[arm] = str(error).replace(model.name, "the model")
@@ -56,14 +63,22 @@ class Effects:
         return self._rows([*self._changed], self._plain.interval(self._effects, *self._runs))
 
     def differences(self, first: "Effects") -> pd.DataFrame:
-        """How much larger the effects are than those on another model, as :meth:`table`; of changes that both have."""
-        both = [arm for arm in self._changed if arm in first._changed and self._table == first._table]
+        """How much larger the effects are than those on another model, as :meth:`table`; of changes
+        that both have.
+        """
+        both = [
+            arm for arm in self._changed if arm in first._changed and self._table == first._table
+        ]
         mine = 1 + len(self._runs)
 
         def difference(*tables: TableSet) -> pd.Series:
             return self._effects(*tables[:mine])[both] - first._effects(*tables[mine:])[both]
 
-        found = self._plain.interval(difference, *self._runs, first._plain, *first._runs) if both else []
+        found = (
+            self._plain.interval(difference, *self._runs, first._plain, *first._runs)
+            if both
+            else []
+        )
         return self._rows(both, found)
 
     @property
@@ -74,8 +89,14 @@ class Effects:
         """By arm, from the tables in the order of the runs."""
         names = [arm for arm, several in self._changed.items() for _ in several]
         values = np.array([t[self._table][self._column].iloc[0] for t in (plain, *changed)])
-        return pd.Series(self._sign * (values[1:] - values[0]), names).groupby(level=0, sort=False).mean()
+        return (
+            pd.Series(self._sign * (values[1:] - values[0]), names)
+            .groupby(level=0, sort=False)
+            .mean()
+        )
 
     def _rows(self, arms: list[str], found: list[Estimate]) -> pd.DataFrame:
         rows = [one.row for one in found]
-        return pd.DataFrame(rows, columns=["effect", "ci_low", "ci_high"], dtype=float).assign(arm=arms, unit=self.unit)
+        return pd.DataFrame(rows, columns=["effect", "ci_low", "ci_high"], dtype=float).assign(
+            arm=arms, unit=self.unit
+        )

@@ -1,6 +1,8 @@
-"""What a measurement says, in the numbers that other programs ask for: ``geometry_of(tables)``, as in geometry.json.
+"""What a measurement says, in the numbers that other programs ask for: ``geometry_of(tables)``, as
+in geometry.json.
 
-The file is described by ``data/geometry.schema.json``; ``VERSION`` counts changes that readers have to know of.
+The file is described by ``data/geometry.schema.json``; ``VERSION`` counts changes that readers have
+to know of.
 """
 
 import math
@@ -22,7 +24,8 @@ METRICS = (
     *("attention_by_token_type", "dimension_means", "outlier_dimensions", "score_contributions"),
     *("attention_received", "token_norms", "spike_dimensions"),
 )
-# The headline numbers, each a mean over heads: the table and column, what else has a row, and the range.
+# The headline numbers, each a mean over heads: the table and column, what else has a row, and the
+# range.
 QUANTITIES = {
     "anisotropy": ("anisotropy", "cosine", "space", (-1, 1)),
     "drift": ("mean_vector", "norm_of_mean / mean_norm", "space", (0, 1)),
@@ -36,7 +39,8 @@ QUANTITIES = {
     "attention_received": ("attention_received", "received", "key_type", (0, 1)),
 }
 PLACES = ["quantity", "of", "layer"]
-# By which models are told apart: the headline number, what it is of, and whether its largest or smallest layer counts.
+# By which models are told apart: the headline number, what it is of, and whether its largest or
+# smallest layer counts.
 EXTREMES = {
     "anisotropy": ("hidden", "largest"),
     "similarity": ("hidden", "largest"),
@@ -46,7 +50,9 @@ EXTREMES = {
 
 
 def numbers(tables: TableSet) -> pd.Series:
-    """The headline numbers of a measurement, by quantity, what it is of (a space, a type of key, or "") and layer."""
+    """The headline numbers of a measurement, by quantity, what it is of (a space, a type of key, or
+    "") and layer.
+    """
     found = {}
     for quantity, (name, column, by, _) in QUANTITIES.items():
         if name in tables:
@@ -65,22 +71,32 @@ def _require_tables(given: object, wanted: type) -> None:
 
 
 def headlines(tables: Tables | Comparison) -> pd.DataFrame:
-    """The headline numbers with their 95 % intervals: columns quantity, of, layer, value, ci_low and ci_high.
+    """The headline numbers with their 95 % intervals: columns quantity, of, layer, value, ci_low
+    and ci_high.
 
     Of a comparison, those of its models, without twins, with the column model in front.
     """
     if not isinstance(tables, Comparison):
         _require_tables(tables, Tables)
     if isinstance(tables, Comparison):
-        return grouped({called: headlines(found) for called, found in tables.trained.items()}, "model")
+        return grouped(
+            {called: headlines(found) for called, found in tables.trained.items()}, "model"
+        )
     index = numbers(tables).index
     found = tables.interval(lambda t: numbers(t).reindex(index)) if len(index) else []
-    ranges = [QUANTITIES[quantity][3] for quantity in index.get_level_values("quantity")] if len(index) else []
-    return _as_rows(index, [one.within(*least) for one, least in zip(found, ranges, strict=True)], "value")
+    ranges = (
+        [QUANTITIES[quantity][3] for quantity in index.get_level_values("quantity")]
+        if len(index)
+        else []
+    )
+    return _as_rows(
+        index, [one.within(*least) for one, least in zip(found, ranges, strict=True)], "value"
+    )
 
 
 def headline_differences(comparison: Comparison) -> pd.DataFrame:
-    """What each later model has more than the first, of the numbers that both have, with intervals paired over texts.
+    """What each later model has more than the first, of the numbers that both have, with intervals
+    paired over texts.
 
     Columns model, compared_with, quantity, of, layer, difference, ci_low and ci_high.
 
@@ -89,7 +105,10 @@ def headline_differences(comparison: Comparison) -> pd.DataFrame:
     """
     _require_tables(comparison, Comparison)
     (base, first), *others = comparison.trained.items()
-    rows = [_differences(first, other).assign(model=called, compared_with=base) for called, other in others]
+    rows = [
+        _differences(first, other).assign(model=called, compared_with=base)
+        for called, other in others
+    ]
     columns = ["model", "compared_with", *PLACES, "difference", "ci_low", "ci_high"]
     return pd.concat(rows, ignore_index=True)[columns] if rows else pd.DataFrame(columns=columns)
 
@@ -98,12 +117,16 @@ def _differences(first: Tables, other: Tables) -> pd.DataFrame:
     index = numbers(first).index.intersection(numbers(other).index, sort=False)
     if not len(index):
         return _as_rows(index, [], "difference")
-    found = first.interval(lambda a, b: numbers(b).reindex(index) - numbers(a).reindex(index), other)
+    found = first.interval(
+        lambda a, b: numbers(b).reindex(index) - numbers(a).reindex(index), other
+    )
     return _as_rows(index, found, "difference")
 
 
 def _as_rows(index: pd.Index, found: list[Estimate], name: str) -> pd.DataFrame:
-    rows = pd.DataFrame([one.row for one in found], columns=[name, "ci_low", "ci_high"], dtype=float)
+    rows = pd.DataFrame(
+        [one.row for one in found], columns=[name, "ci_low", "ci_high"], dtype=float
+    )
     places = pd.DataFrame([*index], columns=PLACES)
     return pd.concat([places, rows], axis=1)
 
@@ -114,29 +137,38 @@ def as_table(found: Mapping) -> pd.DataFrame:
     for layer in found["layers"]:
         for quantity in (name for name in QUANTITIES if name in layer):
             values = layer[quantity] if QUANTITIES[quantity][2] else {"": layer[quantity]}
-            rows += [{"quantity": quantity, "of": of, "layer": layer["layer"]} | row for of, row in values.items()]
+            rows += [
+                {"quantity": quantity, "of": of, "layer": layer["layer"]} | row
+                for of, row in values.items()
+            ]
     return pd.DataFrame(rows)
 
 
 def references(*tables: Tables) -> pd.DataFrame:
-    """The headline numbers of the reference models that read what these measurements are of, but for their own models.
+    """The headline numbers of the reference models that read what these measurements are of, but
+    for their own models.
 
-    Columns model, and those of :func:`headlines`. ``data/README.md`` says on what they were measured, and how.
+    Columns model, and those of :func:`headlines`. ``data/README.md`` says on what they were
+    measured, and how.
     """
     for measured in tables:
         _require_tables(measured, Tables)
     kinds, ours = {t.run["kind"] for t in tables}, {t.run["model_revision"] for t in tables}
     found = pd.read_csv(files.data_directory() / "reference_models.csv", keep_default_na=False)
-    found = found[found["kind"].isin(kinds) & ~found["revision"].isin(ours)].drop(columns=["kind", "revision"])
+    found = found[found["kind"].isin(kinds) & ~found["revision"].isin(ours)].drop(
+        columns=["kind", "revision"]
+    )
     numbers = ["value", "ci_low", "ci_high"]
-    return found.assign(**{name: pd.to_numeric(found[name]) for name in numbers}).reset_index(drop=True)
+    return found.assign(**{name: pd.to_numeric(found[name]) for name in numbers}).reset_index(
+        drop=True
+    )
 
 
 def beside_references(rows: pd.DataFrame, others: pd.DataFrame) -> list[dict]:
     """Where a model stands among reference models, by its most extreme layer: see ``EXTREMES``.
 
-    ``side`` is ``above`` or ``below`` where its 95 % interval lies beyond those of all reference models, else
-    ``within``.
+    ``side`` is ``above`` or ``below`` where its 95 % interval lies beyond those of all reference
+    models, else ``within``.
 
     Args:
         rows: of the model, as of :func:`headlines`.
@@ -145,29 +177,46 @@ def beside_references(rows: pd.DataFrame, others: pd.DataFrame) -> list[dict]:
     found = []
     for quantity, (of, end) in EXTREMES.items():
         mine = _extreme(rows, quantity, of, end)
-        theirs = {name: _extreme(part, quantity, of, end) for name, part in others.groupby("model", sort=False)}
+        theirs = {
+            name: _extreme(part, quantity, of, end)
+            for name, part in others.groupby("model", sort=False)
+        }
         theirs = pd.DataFrame({name: row for name, row in theirs.items() if row is not None}).T
         if mine is None or theirs.empty:
             continue
         highest, lowest = theirs["ci_high"].max(), theirs["ci_low"].min()
-        side = "above" if mine["ci_low"] > highest else "below" if mine["ci_high"] < lowest else "within"
+        side = (
+            "above"
+            if mine["ci_low"] > highest
+            else "below"
+            if mine["ci_high"] < lowest
+            else "within"
+        )
         number = {name: _or_none(mine[name]) for name in ("value", "ci_low", "ci_high")}
-        ends = {"reference_low": float(theirs["value"].min()), "reference_high": float(theirs["value"].max())}
+        ends = {
+            "reference_low": float(theirs["value"].min()),
+            "reference_high": float(theirs["value"].max()),
+        }
         place = {"quantity": quantity, "of": of, "layer": int(mine["layer"])}
         found.append(place | number | ends | {"references": [*theirs.index], "side": side})
     return found
 
 
 def _extreme(rows: pd.DataFrame, quantity: str, of: str, end: str) -> pd.Series | None:
-    """The row of the layer with the largest or smallest number; None where there is none with an interval."""
-    part = rows[(rows["quantity"] == quantity) & (rows["of"] == of)].dropna(subset=["value", "ci_low", "ci_high"])
+    """The row of the layer with the largest or smallest number; None where there is none with an
+    interval.
+    """
+    part = rows[(rows["quantity"] == quantity) & (rows["of"] == of)].dropna(
+        subset=["value", "ci_low", "ci_high"]
+    )
     if part.empty:
         return None
     return part.loc[part["value"].idxmax() if end == "largest" else part["value"].idxmin()]
 
 
 def geometry_of(tables: Tables, about: Mapping[str, object] | None = None) -> dict:
-    """One model of ``geometry.json``: what was measured, the headline numbers by layer, sinks and spikes.
+    """One model of ``geometry.json``: what was measured, the headline numbers by layer, sinks and
+    spikes.
 
     Args:
         tables: with what there is of ``METRICS``.
@@ -175,14 +224,31 @@ def geometry_of(tables: Tables, about: Mapping[str, object] | None = None) -> di
     """
     _require_tables(tables, Tables)
     if not len(tables):
-        raise AnalysisError("nothing was measured: give a model and texts that some metric can be had of")
+        raise AnalysisError(
+            "nothing was measured: give a model and texts that some metric can be had of"
+        )
     run, rows = tables.run, headlines(tables)
-    keys = ("model_revision", "model_files", "dtype", "data", "data_sha256", "kind", "texts", "settings", "versions")
+    keys = (
+        "model_revision",
+        "model_files",
+        "dtype",
+        "data",
+        "data_sha256",
+        "kind",
+        "texts",
+        "settings",
+        "versions",
+    )
     layers = []
     for layer in tables.layers.to_dict("records"):
-        here = {name: None if pd.isna(layer[name]) else layer[name] for name in ("stack", "width", "heads")}
+        here = {
+            name: None if pd.isna(layer[name]) else layer[name]
+            for name in ("stack", "width", "heads")
+        }
         entry = {"layer": int(layer["layer"]), **here}
-        for quantity, of_quantity in rows[rows["layer"] == layer["layer"]].groupby("quantity", sort=False):
+        for quantity, of_quantity in rows[rows["layer"] == layer["layer"]].groupby(
+            "quantity", sort=False
+        ):
             values = {row.of: _number(row) for row in of_quantity.itertuples()}
             entry[quantity] = values.get("", values)
         layers.append(entry)
@@ -208,7 +274,9 @@ def _sinks(tables: TableSet) -> dict | None:
         return None
     table = tables["attention_received"]
     shares = []
-    for place, rows in table.groupby(["position", "key_type"], dropna=False, observed=True, sort=False):
+    for place, rows in table.groupby(
+        ["position", "key_type"], dropna=False, observed=True, sort=False
+    ):
         position, key_type = place
         where = {"position": None if pd.isna(position) else int(position), "key_type": key_type}
         above = {
@@ -220,7 +288,9 @@ def _sinks(tables: TableSet) -> dict | None:
 
 
 def _spikes(tables: TableSet) -> list[dict] | None:
-    """Of each layer, which tokens have long vectors, and in which dimensions; None where no metric said so."""
+    """Of each layer, which tokens have long vectors, and in which dimensions; None where no metric
+    said so.
+    """
     if "token_norms" not in tables:
         return None
     found = []
@@ -256,7 +326,10 @@ def _or_none(value: float) -> float | None:
 def _records(table: pd.DataFrame | None) -> list[dict]:
     """The rows of a table, as JSON has them: no NaN."""
     rows = [] if table is None else table.astype(object).to_dict("records")
-    return [{name: None if pd.isna(value) else _plain(value) for name, value in row.items()} for row in rows]
+    return [
+        {name: None if pd.isna(value) else _plain(value) for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def _plain(value: object) -> object:

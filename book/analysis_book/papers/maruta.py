@@ -23,7 +23,8 @@ TABLES = (
 
 
 def named_layers(depth: int) -> dict[str, list[int]]:
-    """The layers that the paper calls early, middle and last: of 12 layers 2 and 3, 5 to 10, 11 and 12.
+    """The layers that the paper calls early, middle and last: of 12 layers 2 and 3, 5 to 10, 11 and
+    12.
 
     In a model of another depth they are those at the same relative depth; a part may be empty.
 
@@ -34,10 +35,16 @@ def named_layers(depth: int) -> dict[str, list[int]]:
     {'early': [2], 'middle': [3, 4, 5], 'last': [6]}
     """
     if depth < 2:
-        raise AnalysisError("one layer is neither early, middle nor last: give a model of two layers or more")
+        raise AnalysisError(
+            "one layer is neither early, middle nor last: give a model of two layers or more"
+        )
     start, end = math.ceil(5 * depth / 12), math.floor(10 * depth / 12)
     early = range(2, min(max(2, round(depth / 4)) + 1, start))
-    return {"early": [*early], "middle": [*range(start, end + 1)], "last": [*range(end + 1, depth + 1)]}
+    return {
+        "early": [*early],
+        "middle": [*range(start, end + 1)],
+        "last": [*range(end + 1, depth + 1)],
+    }
 
 
 def leads(values: pd.DataFrame, types: Iterable[str]) -> pd.DataFrame:
@@ -48,14 +55,17 @@ def leads(values: pd.DataFrame, types: Iterable[str]) -> pd.DataFrame:
         types: those that should be larger.
 
     Returns:
-        The same rows, and a column for each pair of one of the types and another; NaN where the former does not occur.
+        The same rows, and a column for each pair of one of the types and another; NaN where the
+        former does not occur.
     """
     rest = values.drop(columns=[*types]).dropna(axis=1, how="all")
     return pd.concat({key_type: rest.rsub(values[key_type], axis=0) for key_type in types}, axis=1)
 
 
 def beside(tables: Tables, names: Iterable[str]) -> dict[str, Tables | Shipped]:
-    """A measurement, and those that come with the book of other models on the same corpus, by the model's title."""
+    """A measurement, and those that come with the book of other models on the same corpus, by the
+    model's title.
+    """
     others = [found for found in map(shipped, names) if found.run["data"] == tables.run["data"]]
     others = [found for found in others if found.run["model"] != tables.run["model"]]
     for warning in filter(None, (found.code_warning for found in others)):
@@ -63,34 +73,46 @@ def beside(tables: Tables, names: Iterable[str]) -> dict[str, Tables | Shipped]:
     return {tables.title: tables} | {title(found.run["model"]): found for found in others}
 
 
-# --- Dimensions ---------------------------------------------------------------------------------------
+# --- Dimensions
+# ---------------------------------------------------------------------------------------
 
 
 def overall_means(tables: TableSet) -> pd.DataFrame:
-    """Mean of each dimension over all tokens: one row per hidden layer, one column per dimension."""
+    """Mean of each dimension over all tokens: one row per hidden layer, one column per
+    dimension.
+    """
     means = tables["dimension_means"]
-    return means[means["token_type"] == "all"].pivot(index="layer", columns="dimension", values="mean")
+    return means[means["token_type"] == "all"].pivot(
+        index="layer", columns="dimension", values="mean"
+    )
 
 
 def zscores(means: pd.DataFrame) -> pd.DataFrame:
-    """How far each |mean| lies above the average of its row, in standard deviations; an outlier lies above 3."""
+    """How far each |mean| lies above the average of its row, in standard deviations; an outlier
+    lies above 3.
+    """
     return means.apply(magnitude_zscores, axis=1, raw=True)
 
 
 def role_margins(tables: TableSet, role: str) -> pd.DataFrame:
     """How far each dimension is from breaking the pattern of one that the paper follows.
 
-    ``leading`` is an outlier in the first two thirds of the layers, as dimension 308 of BERT-base; ``middle`` in the
-    middle layers and in none of those before the fourth of twelve, as 381; ``late`` in the last layers and in none of
-    the first two thirds, as 180. Layer 0, the embeddings, is left open.
+    ``leading`` is an outlier in the first two thirds of the layers, as dimension 308 of BERT-base;
+    ``middle`` in the middle layers and in none of those before the fourth of twelve, as 381;
+    ``late`` in the last layers and in none of the first two thirds, as 180. Layer 0, the
+    embeddings, is left open.
 
     Returns:
-        One row per layer that the role speaks of, one column per dimension: how far its z-score lies on the right side
-        of 3. A dimension has the role if all its numbers are above zero.
+        One row per layer that the role speaks of, one column per dimension: how far its z-score
+        lies on the right side of 3. A dimension has the role if all its numbers are above zero.
     """
     above = zscores(overall_means(tables)).drop(index=0) - THRESHOLD
     named, thirds = named_layers(above.index.max()), above.index[above.index <= two_thirds(tables)]
-    before = [layer for layer in range(1, max(named["early"], default=1) + 1) if layer < named["middle"][0]]
+    before = [
+        layer
+        for layer in range(1, max(named["early"], default=1) + 1)
+        if layer < named["middle"][0]
+    ]
     inside = {"leading": thirds, "middle": named["middle"], "late": named["last"]}[role]
     outside = {"leading": [], "middle": before, "late": thirds}[role]
     return pd.concat([above.loc[inside], -above.loc[outside]])
@@ -102,12 +124,15 @@ def two_thirds(tables: TableSet) -> int:
 
 
 def in_role(tables: TableSet, role: str) -> int | None:
-    """The dimension that fits a role of :func:`role_margins` by the widest margin; None where none has it."""
+    """The dimension that fits a role of :func:`role_margins` by the widest margin; None where none
+    has it.
+    """
     least = role_margins(tables, role).min()
     return int(least.idxmax()) if least.max() > 0 else None
 
 
-# --- Attention by type of token -----------------------------------------------------------------------
+# --- Attention by type of token
+# -----------------------------------------------------------------------
 
 
 def weights_in(tables: TableSet, part: str | None = None, above: str | None = None) -> pd.DataFrame:
@@ -116,7 +141,8 @@ def weights_in(tables: TableSet, part: str | None = None, above: str | None = No
     Args:
         tables: with ``attention_by_token_type``.
         part: early, middle or last; all layers unless given.
-        above: ``uniform`` for how much it exceeds the weight that attention spread evenly gives under the same mask.
+        above: ``uniform`` for how much it exceeds the weight that attention spread evenly gives
+            under the same mask.
 
     Returns:
         One row per attention layer, one column per type of key; NaN where there is no such key.
@@ -126,10 +152,13 @@ def weights_in(tables: TableSet, part: str | None = None, above: str | None = No
         table = table.assign(weight=table["weight"] - table["uniform_weight"])
     weights = table.pivot_table("weight", "layer", "key_type", aggfunc="mean", observed=True)
     weights = weights.reindex(columns=TOKEN_TYPES)
-    return weights if part is None else weights.reindex(named_layers(int(weights.index.max()))[part])
+    return (
+        weights if part is None else weights.reindex(named_layers(int(weights.index.max()))[part])
+    )
 
 
-# --- Contributions to the scores ----------------------------------------------------------------------
+# --- Contributions to the scores
+# ----------------------------------------------------------------------
 
 
 def by_head(tables: TableSet) -> pd.DataFrame:
@@ -139,22 +168,35 @@ def by_head(tables: TableSet) -> pd.DataFrame:
 
 
 def by_key_type(tables: TableSet) -> pd.DataFrame:
-    """Mean C_j over the heads: one row per attention layer and dimension, one column per type of key."""
-    by_type = tables["score_contributions"].groupby(["layer", "dimension", "key_type"], observed=True)
+    """Mean C_j over the heads: one row per attention layer and dimension, one column per type of
+    key.
+    """
+    by_type = tables["score_contributions"].groupby(
+        ["layer", "dimension", "key_type"], observed=True
+    )
     return by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
 
 
-def outliers_read(tables: TableSet, threshold: float = THRESHOLD, typed: bool = False) -> pd.MultiIndex:
+def outliers_read(
+    tables: TableSet, threshold: float = THRESHOLD, typed: bool = False
+) -> pd.MultiIndex:
     """The pairs of an attention layer and a dimension of its input that is an outlier.
 
     Args:
         tables: with ``dimension_means``.
         threshold: of the z-score; 3 in the paper.
-        typed: for outliers of the mean over the tokens of some type, in place of that over all tokens.
+        typed: for outliers of the mean over the tokens of some type, in place of that over all
+            tokens.
     """
     means = tables["dimension_means"].query(f"token_type {'!=' if typed else '=='} 'all'")
     wide = means.pivot(index=["layer", "token_type"], columns="dimension", values="mean")
-    outlying = (zscores(wide) > threshold).groupby("layer").any().rename(index=lambda layer: layer + 1).stack()
+    outlying = (
+        (zscores(wide) > threshold)
+        .groupby("layer")
+        .any()
+        .rename(index=lambda layer: layer + 1)
+        .stack()
+    )
     return outlying.index[outlying]
 
 
@@ -165,14 +207,18 @@ def read_by(tables: TableSet, layers: Iterable[int]) -> pd.Index:
 
 
 def leaders_read(tables: TableSet, layers: Iterable[int]) -> pd.MultiIndex:
-    """Some attention layers, each with the outlier dimension of its input that has the largest z-score."""
+    """Some attention layers, each with the outlier dimension of its input that has the largest
+    z-score.
+    """
     outliers = tables["outlier_dimensions"].drop_duplicates("layer")[["layer", "dimension"]]
     outliers = outliers.assign(layer=outliers["layer"] + 1)
     return pd.MultiIndex.from_frame(outliers[outliers["layer"].isin([*layers])])
 
 
 def led_by_outliers(tables: TableSet) -> pd.Series:
-    """Share of the heads whose largest |C_j| is that of an outlier dimension of the layer's input, by layer."""
+    """Share of the heads whose largest |C_j| is that of an outlier dimension of the layer's input,
+    by layer.
+    """
     sizes = by_head(tables).abs()
     theirs = sizes[sizes.index.isin(outliers_read(tables))].groupby("layer").max()
     return theirs.eq(sizes.groupby("layer").max()).mean(axis=1)
@@ -181,14 +227,16 @@ def led_by_outliers(tables: TableSet) -> pd.Series:
 def reached(tables: TableSet, layers: Iterable[int], sign: int, share: float) -> pd.DataFrame:
     """The C_j, or with the sign -1 the -C_j, that a share of the heads reaches.
 
-    One row per layer, one column per dimension. Above zero, it is the sign of the contribution in so many heads.
+    One row per layer, one column per dimension. Above zero, it is the sign of the contribution in
+    so many heads.
     """
     rows = sign * by_head(tables).loc[[*layers]]
     return rows.quantile(1 - share, axis=1, interpolation="lower").unstack()
 
 
 def standing_out(tables: TableSet, layers: Iterable[int], sign: int, share: float) -> pd.Series:
-    """Of the outlier dimensions that some layers read, the three with the largest |C_j|, mean over heads and layers.
+    """Of the outlier dimensions that some layers read, the three with the largest |C_j|, mean over
+    heads and layers.
 
     A dimension that adds next to nothing may have any sign, and is none of them.
 
@@ -202,13 +250,18 @@ def standing_out(tables: TableSet, layers: Iterable[int], sign: int, share: floa
 
 
 def explained_gap(
-    tables: TableSet, rival: str = "other", preferred: str | None = None, threshold: float = THRESHOLD
+    tables: TableSet,
+    rival: str = "other",
+    preferred: str | None = None,
+    threshold: float = THRESHOLD,
 ) -> pd.DataFrame:
-    """How much of the score that favours a layer's preferred type of key comes from the outlier dimensions.
+    """How much of the score that favours a layer's preferred type of key comes from the outlier
+    dimensions.
 
-    For each attention layer, the preferred type is the one whose mean weight per key lies farthest above even
-    attention, other tokens left out, unless one is named. Its gap to a rival type is Σ_j (C_j of its keys − C_j of the
-    rival's), mean over heads: how much higher the scores of its keys are.
+    For each attention layer, the preferred type is the one whose mean weight per key lies farthest
+    above even attention, other tokens left out, unless one is named. Its gap to a rival type is Σ_j
+    (C_j of its keys − C_j of the rival's), mean over heads: how much higher the scores of its keys
+    are.
 
     Args:
         tables: with ``score_contributions``, ``dimension_means`` and ``attention_by_token_type``.
@@ -217,8 +270,10 @@ def explained_gap(
         threshold: of the z-score from which a dimension is an outlier; 3 in the paper.
 
     Returns:
-        By layer: key_type (the preferred), rival, gap (before scaling), and the parts of the gap that some dimensions
-        add: outliers (those of the layer's input), typed (those that are outliers for some type of token), and
+        By layer: key_type (the preferred), rival, gap (before scaling), and the parts of the gap
+        that some dimensions
+        add: outliers (those of the layer's input), typed (those that are outliers for some type of
+            token), and
         largest, that of largest_dimension, with is_outlier, whether this is one of the former.
     """
     means = by_key_type(tables)
@@ -230,18 +285,33 @@ def explained_gap(
         against = weight.drop(key_type).idxmax() if rival == "runner-up" else rival
         part = means.loc[layer]
         gap = part[key_type] - part[against]
-        added, most = (gap[part["outliers"]].sum(), gap[part["typed"]].sum(), gap.max()), gap.idxmax()
+        added, most = (
+            (gap[part["outliers"]].sum(), gap[part["typed"]].sum(), gap.max()),
+            gap.idxmax(),
+        )
         rows.append((layer, key_type, against, gap.sum(), *added, most, part["outliers"][most]))
-    names = ["layer", "key_type", "rival", "gap", "outliers", "typed", "largest", "largest_dimension", "is_outlier"]
+    names = [
+        "layer",
+        "key_type",
+        "rival",
+        "gap",
+        "outliers",
+        "typed",
+        "largest",
+        "largest_dimension",
+        "is_outlier",
+    ]
     return pd.DataFrame(rows, columns=names).set_index("layer")
 
 
 def share_of_gap(part: str, rule: str = "outliers", **options: object) -> Ratio:
-    """The share of the :func:`explained_gap` that some dimensions add, over the layers of a part together.
+    """The share of the :func:`explained_gap` that some dimensions add, over the layers of a part
+    together.
 
     Args:
         part: of :func:`named_layers`.
-        rule: the column of what they add: ``outliers`` or ``typed``; or ``gap - outliers`` for what they do not.
+        rule: the column of what they add: ``outliers`` or ``typed``; or ``gap - outliers`` for what
+            they do not.
         options: as of :func:`explained_gap`.
     """
 

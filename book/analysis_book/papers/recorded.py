@@ -1,4 +1,6 @@
-"""What interventions did, as it comes with the book: files in ``data/measurements/causes`` of one row per number."""
+"""What interventions did, as it comes with the book: files in ``data/measurements/causes`` of one
+row per number.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +37,9 @@ def read(name: str) -> pd.DataFrame:
 
 
 def rows_of(name: str, measured: Callable[[], pd.DataFrame], **place: object) -> pd.DataFrame:
-    """The rows of a file whose columns say what they are of, without these columns; where there are none, measured."""
+    """The rows of a file whose columns say what they are of, without these columns; where there are
+    none, measured.
+    """
     rows = read(name)
     rows = rows[(rows[[*place]] == pd.Series(place)).all(axis=1)].drop(columns=[*place])
     return rows.reset_index(drop=True) if len(rows) else measured()

@@ -1,4 +1,6 @@
-"""Models trained here: the small ones of the book, pretraining with checkpoints, and text classifiers."""
+"""Models trained here: the small ones of the book, pretraining with checkpoints, and text
+classifiers.
+"""
 
 from typing import TYPE_CHECKING
 

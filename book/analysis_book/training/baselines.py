@@ -13,16 +13,19 @@ def n_gram_losses(
     ordinary: Int[np.ndarray, " word"],
     vocabulary: int,
 ) -> pd.DataFrame:
-    r"""Mean negative log-probability of held-out tokens, given nothing, the token before, or the tokens on both sides.
+    r"""Mean negative log-probability of held-out tokens, given nothing, the token before, or the
+    tokens on both sides.
 
-    ``unigram`` is p(w), with one added to each count. ``bigram`` is p(w | l), smoothed after Witten and Bell: with c
-    pairs that begin with l, of t kinds, (count(l, w) + t p(w)) / (c + t). ``neighbours`` is p(w | l, r) ∝ p(w | l)
-    p(r | w). The neighbours are read as they are, whether or not a model that is compared saw them masked.
+    ``unigram`` is p(w), with one added to each count. ``bigram`` is p(w | l), smoothed after Witten
+    and Bell: with c pairs that begin with l, of t kinds, (count(l, w) + t p(w)) / (c + t).
+    ``neighbours`` is p(w | l, r) ∝ p(w | l) p(r | w). The neighbours are read as they are, whether
+    or not a model that is compared saw them masked.
 
     Args:
         train: token ids, in which words and pairs are counted.
         held_out: token ids.
-        predicted: which of these count; none is a special token or stands at an end of its sequence.
+        predicted: which of these count; none is a special token or stands at an end of its
+            sequence.
         ordinary: the ids that may be predicted, in order: all but those of special tokens.
         vocabulary: number of tokens.
 
@@ -42,7 +45,18 @@ def n_gram_losses(
     after = (pairs[left].toarray() + np.outer(kinds[left], words)) / total[left, None]
     before = (pairs[:, right].toarray() + np.outer(kinds, words[right])) / total[:, None]
     rows = []
-    for name, likely in {"unigram": words[None], "bigram": after, "neighbours": after * before.T}.items():
+    for name, likely in {
+        "unigram": words[None],
+        "bigram": after,
+        "neighbours": after * before.T,
+    }.items():
         among = likely[:, ordinary] / likely[:, ordinary].sum(1, keepdims=True)
-        rows.append((name, -np.log(np.take_along_axis(among, np.searchsorted(ordinary, word)[:, None], 1)).mean()))
+        rows.append(
+            (
+                name,
+                -np.log(
+                    np.take_along_axis(among, np.searchsorted(ordinary, word)[:, None], 1)
+                ).mean(),
+            )
+        )
     return pd.DataFrame(rows, columns=["baseline", "loss"])

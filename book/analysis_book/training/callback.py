@@ -17,7 +17,8 @@ PLACES = ("space", "token_type", "key_type", "layer")
 
 
 class GeometryCallback(transformers.TrainerCallback):
-    """Measure the model of a Trainer every so many steps, and log the numbers to whatever it logs to.
+    """Measure the model of a Trainer every so many steps, and log the numbers to whatever it logs
+    to.
 
     The first measurement is before the first step. The training takes the same steps as without.
 
@@ -26,8 +27,9 @@ class GeometryCallback(transformers.TrainerCallback):
         data: as ``measure`` takes it; it is read once.
         metrics: as ``measure`` takes them.
         every: how many steps there are between measurements.
-        numbers: from the tables, what is logged, by name; unless given, every quantity of the tables without
-            dimensions, averaged over heads, as in ``geometry/anisotropy/cosine/hidden/layer_3``.
+        numbers: from the tables, what is logged, by name; unless given, every quantity of the
+            tables without dimensions, averaged over heads, as in
+            ``geometry/anisotropy/cosine/hidden/layer_3``.
         column: of a table that is at hand, the texts.
         settings: of ``measure``.
 
@@ -66,7 +68,9 @@ class GeometryCallback(transformers.TrainerCallback):
         """After every step."""
         if state.global_step % self.every == 0 and state.is_world_process_zero:
             reads = self.trainer.processing_class
-            tables = measure(self.trainer.model, self.corpus, self.metrics, processor=reads, **self.settings)
+            tables = measure(
+                self.trainer.model, self.corpus, self.metrics, processor=reads, **self.settings
+            )
             self.tables[state.global_step] = tables
             # Logging takes back that the Trainer wanted to log its loss at this step.
             wanted = control.should_log
@@ -79,8 +83,19 @@ class GeometryCallback(transformers.TrainerCallback):
         for name, table in tables.items():
             if "dimension" not in table:
                 by = [column for column in PLACES if column in table]
-                means = table.select_dtypes("float").join(table[by]).groupby(by, sort=False, observed=True).mean()
-                means = means.drop(columns=["ci_low", "ci_high"], errors="ignore").stack().reset_index()
-                for *place, layer, quantity, value in means[[*by, f"level_{len(by)}", 0]].itertuples(index=False):
-                    found["/".join(("geometry", name, quantity, *place, f"layer_{layer}"))] = float(value)
+                means = (
+                    table.select_dtypes("float")
+                    .join(table[by])
+                    .groupby(by, sort=False, observed=True)
+                    .mean()
+                )
+                means = (
+                    means.drop(columns=["ci_low", "ci_high"], errors="ignore").stack().reset_index()
+                )
+                for *place, layer, quantity, value in means[
+                    [*by, f"level_{len(by)}", 0]
+                ].itertuples(index=False):
+                    found["/".join(("geometry", name, quantity, *place, f"layer_{layer}"))] = float(
+                        value
+                    )
         return found

@@ -25,7 +25,9 @@ SECONDS_BETWEEN_STATES = 60
 # --- Optimization ---------------------------------------------------------------------------------
 
 
-def optimizer(model: torch.nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+def optimizer(
+    model: torch.nn.Module, learning_rate: float, weight_decay: float
+) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices, and none on biases and norms."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
@@ -33,7 +35,9 @@ def optimizer(model: torch.nn.Module, learning_rate: float, weight_decay: float)
     return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay)
 
 
-def descend(loss: torch.Tensor, model: torch.nn.Module, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
+def descend(
+    loss: torch.Tensor, model: torch.nn.Module, schedule: torch.optim.lr_scheduler.LRScheduler
+) -> None:
     """A step of the schedule's optimizer down the gradient of the loss, whose norm is cut to 1."""
     schedule.optimizer.zero_grad()
     loss.backward()
@@ -51,15 +55,21 @@ def require_finite(loss: float, place: str, learning_rate: float) -> float:
     """The loss, which is refused if the training has diverged."""
     if not math.isfinite(loss):
         raise AnalysisError(
-            f"the loss of {place} is {loss}: give another folder and a learning rate below {learning_rate:g}"
+            f"the loss of {place} is {loss}: give another folder and a learning rate below "
+            f"{learning_rate:g}"
         )
     return loss
 
 
 @contextmanager
 def isolated(device: str = "cpu") -> Iterator[None]:
-    """Run on one thread, since sums over several round differently, and restore the caller's random numbers."""
-    with processes.threads(1), torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+    """Run on one thread, since sums over several round differently, and restore the caller's random
+    numbers.
+    """
+    with (
+        processes.threads(1),
+        torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []),
+    ):
         yield
 
 
@@ -67,12 +77,15 @@ def isolated(device: str = "cpu") -> Iterator[None]:
 
 
 class TrainingLog:
-    """The steps or epochs of a training so far, and the state from which it resumes if its process is killed.
+    """The steps or epochs of a training so far, and the state from which it resumes if its process
+    is killed.
 
-    It ends with the same weights if the random numbers of a step depend only on the number of the step.
+    It ends with the same weights if the random numbers of a step depend only on the number of the
+    step.
 
     Args:
-        table: the CSV file of the rows. The state is a hidden file beside it until the training is finished.
+        table: the CSV file of the rows. The state is a hidden file beside it until the training is
+            finished.
         columns: of the table. The first counts steps or epochs; one is ``loss``.
         device: where the state is loaded.
         parts: what changes along the way, by name; each has a ``state_dict``.
@@ -93,7 +106,8 @@ class TrainingLog:
                 part.load_state_dict(state[name])
 
     def remaining(self, last: int, label: str, first: int = 1) -> Iterator[int]:
-        """The numbers of the steps or epochs that are left, up to the last. For each, the caller appends a row.
+        """The numbers of the steps or epochs that are left, up to the last. For each, the caller
+        appends a row.
 
         On a terminal a progress bar shows the label and the loss.
         """
@@ -110,7 +124,9 @@ class TrainingLog:
                 saved = time.monotonic()
 
     def _write(self) -> None:
-        self.kept.write(self.table.name, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False))
+        self.kept.write(
+            self.table.name, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False)
+        )
 
     def finish(self) -> None:
         """Mark the training as finished. Everything else that it leaves must have been written."""

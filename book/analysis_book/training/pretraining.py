@@ -1,4 +1,6 @@
-"""A masked language model pretrained here, with checkpoints along the way: ``pretrain("runs/mine", steps=2000)``."""
+"""A masked language model pretrained here, with checkpoints along the way: ``pretrain("runs/mine",
+steps=2000)``.
+"""
 
 import itertools
 import json
@@ -41,7 +43,15 @@ from analysis_book.training.wordpiece import word_pieces
 from analysis_lib import corpora, files, store
 from analysis_lib.capture.outputs import PREDICTED
 from analysis_lib.corpora.hub import MODEL_FILES
-from analysis_lib.errors import CONTINUES, AnalysisError, near_names, require_path, require_seeds, require_whole, shown
+from analysis_lib.errors import (
+    CONTINUES,
+    AnalysisError,
+    near_names,
+    require_path,
+    require_seeds,
+    require_whole,
+    shown,
+)
 from analysis_lib.files import Output
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
@@ -52,7 +62,17 @@ from analysis_lib.models.tokenization import Tokenizer
 
 # The encoders that are pretrained: those whose sizes have the names of BERT's.
 ENCODERS = (
-    *("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "mpnet", "deberta"),
+    *(
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "electra",
+        "distilbert",
+        "albert",
+        "mpnet",
+        "deberta",
+    ),
     *("deberta-v2", "modernbert"),
 )
 # Of the texts that are held out, the first sequences: the loss is theirs.
@@ -69,21 +89,25 @@ def pretrain(
     workers: int = 1,
     device: str | None = None,
 ) -> Path:
-    """Pretrain a BERT, or its like, by masked language modelling, once per seed, and keep checkpoints along the way.
+    """Pretrain a BERT, or its like, by masked language modelling, once per seed, and keep
+    checkpoints along the way.
 
-    The tokenizer is trained on the corpus first. Texts are joined by [SEP] and cut into sequences of one length, so
-    that nothing is padded. Batch, masks and dropout of a step depend only on the seed and the number of the step: a run
-    that was interrupted, or killed, resumes and ends with the same weights as one that was not. On a CPU each seed runs
-    on one thread; on a GPU that supports it, in bfloat16.
+    The tokenizer is trained on the corpus first. Texts are joined by [SEP] and cut into sequences
+    of one length, so that nothing is padded. Batch, masks and dropout of a step depend only on the
+    seed and the number of the step: a run that was interrupted, or killed, resumes and ends with
+    the same weights as one that was not. On a CPU each seed runs on one thread; on a GPU that
+    supports it, in bfloat16.
 
-    For each seed s and each step t that is kept, the folder then holds a model ``seed_s-step_t`` (configuration,
-    safetensors and tokenizer) that ``load_model`` reads. ``seed_s.csv`` has the columns step, tokens (read so far),
-    learning_rate, loss (nats per masked token of the batch; missing if none is masked) and held_out (the same for
-    held-out texts, at the steps that are kept). ``baselines.csv`` has what counting gives at the same held-out tokens,
-    see :func:`n_gram_losses`, and ``pretraining.json`` settings, data and versions.
+    For each seed s and each step t that is kept, the folder then holds a model ``seed_s-step_t``
+    (configuration, safetensors and tokenizer) that ``load_model`` reads. ``seed_s.csv`` has the
+    columns step, tokens (read so far), learning_rate, loss (nats per masked token of the batch;
+    missing if none is masked) and held_out (the same for held-out texts, at the steps that are
+    kept). ``baselines.csv`` has what counting gives at the same held-out tokens, see
+    :func:`n_gram_losses`, and ``pretraining.json`` settings, data and versions.
 
     Args:
-        folder: of the run. A run that is finished is not trained again, unless a file of it is missing or damaged.
+        folder: of the run. A run that is finished is not trained again, unless a file of it is
+            missing or damaged.
         settings: of the run.
         seeds: of the initial weights, the order of the data, masks and dropout.
         workers: number of seeds trained at the same time, each in its own process.
@@ -93,11 +117,14 @@ def pretrain(
         The folder.
 
     Raises:
-        AnalysisError: the folder holds a run with other settings, data or versions; there is too little text; the
-            loss is no longer finite.
+        AnalysisError: the folder holds a run with other settings, data or versions; there is too
+            little text; the loss is no longer finite.
         KeyboardInterrupt: its message says so where a state is kept, as it is about every minute.
     """
-    folder, settings = require_path("folder", folder), Pretraining() if settings is None else settings
+    folder, settings = (
+        require_path("folder", folder),
+        Pretraining() if settings is None else settings,
+    )
     if not isinstance(settings, Pretraining):
         raise AnalysisError(f"the settings are {shown(settings)}: give Pretraining(...)")
     seeds = require_seeds("seeds", seeds)
@@ -109,7 +136,9 @@ def pretrain(
     untokenized = partial(store.lost, seal_path(folder, "run"), ".tokenizer/tokenizer.json")
     if not holds(description, identity) or untokenized():
         if (corpus := corpora.load_corpus(settings.data)).kind != "text":
-            raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
+            raise AnalysisError(
+                f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on"
+            )
         tokenizer = _tokenizer(corpus, settings)
         _sequences(tokenizer, settings)
         _configuration(settings, tokenizer)
@@ -139,8 +168,13 @@ def _tokenizer(corpus: corpora.Corpus, settings: Pretraining) -> Tokenizer:
     if not settings.tokenizer:
         return word_pieces(corpus.texts, settings.vocabulary, settings.cased)
     found = read_processor(settings.tokenizer, [located(settings.tokenizer, None)[0]], "text")
-    if missing := [n for n in ("mask", "cls", "sep", "pad") if getattr(found, f"{n}_token_id", None) is None]:
-        raise AnalysisError(f"the tokenizer of {settings.tokenizer} has no {missing[0]} token: give one of BERT's kind")
+    if missing := [
+        n for n in ("mask", "cls", "sep", "pad") if getattr(found, f"{n}_token_id", None) is None
+    ]:
+        raise AnalysisError(
+            f"the tokenizer of {settings.tokenizer} has no {missing[0]} token: give one of BERT's "
+            "kind"
+        )
     return found
 
 
@@ -156,7 +190,10 @@ def _baselines(folder: Path, settings: Pretraining) -> pd.DataFrame:
     ordinary = _ordinary(tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        masked = [mask_tokens(part, ordinary, tokenizer.mask_token_id) for part in held_out.split(settings.batch)]
+        masked = [
+            mask_tokens(part, ordinary, tokenizer.mask_token_id)
+            for part in held_out.split(settings.batch)
+        ]
     predicted = torch.cat([labels for _, labels in masked]) != IGNORED
     read = (train.numpy(), held_out.numpy(), predicted.numpy())
     return n_gram_losses(*read, ordinary.numpy(), len(tokenizer))
@@ -173,13 +210,16 @@ def _sequences(
     train, held_out = (_cut([*part], tokenizer, settings.length) for part in parts)
     if len(train) < settings.batch or not len(held_out):
         raise AnalysisError(
-            f"{settings.data} makes {len(train)} sequences of {settings.length} tokens to train on and {len(held_out)} "
+            f"{settings.data} makes {len(train)} sequences of {settings.length} tokens to train on "
+            f"and {len(held_out)} "
             f"to hold out: give more text, shorter sequences, or a batch below {settings.batch}"
         )
     return train, held_out[:HELD_OUT_SEQUENCES]
 
 
-def _cut(texts: list[list[int]], tokenizer: Tokenizer, length: int) -> Int[Tensor, "sequence token"]:
+def _cut(
+    texts: list[list[int]], tokenizer: Tokenizer, length: int
+) -> Int[Tensor, "sequence token"]:
     stream = [token for text in texts for token in (*text, tokenizer.sep_token_id)]
     inside = length - 2
     rows = torch.tensor(stream[: len(stream) // inside * inside]).reshape(-1, inside)
@@ -187,10 +227,16 @@ def _cut(texts: list[list[int]], tokenizer: Tokenizer, length: int) -> Int[Tenso
     return torch.cat([edge * tokenizer.cls_token_id, rows, edge * tokenizer.sep_token_id], 1)
 
 
-def _batch(sequences: Int[Tensor, "sequence token"], size: int, seed: int, step: int) -> Int[Tensor, "sequence token"]:
-    """The sequences of a step, counted from 1; those left over at the end of an epoch wait for another one."""
+def _batch(
+    sequences: Int[Tensor, "sequence token"], size: int, seed: int, step: int
+) -> Int[Tensor, "sequence token"]:
+    """The sequences of a step, counted from 1; those left over at the end of an epoch wait for
+    another one.
+    """
     epoch, place = divmod(step - 1, len(sequences) // size)
-    order = torch.randperm(len(sequences), generator=torch.Generator().manual_seed(loop.drawn_seed(seed, 1, epoch)))
+    order = torch.randperm(
+        len(sequences), generator=torch.Generator().manual_seed(loop.drawn_seed(seed, 1, epoch))
+    )
     return sequences[order[place * size : (place + 1) * size]]
 
 
@@ -203,7 +249,8 @@ def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
             if finished(table):
                 said = "note: %s is missing or damaged: seed %s is trained again"
                 logging.getLogger(__name__).warning(said, gone[0], seed)
-            # The seal last, so that whoever kills this process does not make what is left look whole.
+            # The seal last, so that whoever kills this process does not make what is left look
+            # whole.
             for path in gone:
                 path.unlink(missing_ok=True)
                 # The whole checkpoint is kept anew.
@@ -218,20 +265,30 @@ def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
             store.seal(sealed, table.name, *checkpoints)
 
 
-def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) -> transformers.PreTrainedConfig:
-    """The configuration of the model, which is refused if it has an unknown name, makes no model or is too large.
+def _configuration(
+    settings: Pretraining, tokenizer: Tokenizer | None = None
+) -> transformers.PreTrainedConfig:
+    """The configuration of the model, which is refused if it has an unknown name, makes no model or
+    is too large.
 
     Args:
         tokenizer: the model's; before there is one, what does not depend on it is refused.
     """
     kind = settings.model_type
     if kind not in ENCODERS:
-        raise AnalysisError(f"there is no masked language model {kind!r} that is trained: {near_names(kind, ENCODERS)}")
+        raise AnalysisError(
+            f"there is no masked language model {kind!r} that is trained: "
+            f"{near_names(kind, ENCODERS)}"
+        )
     defaults = transformers.AutoConfig.for_model(kind).to_dict()
     if unknown := [name for name in settings.configuration if name not in defaults]:
-        raise AnalysisError(f"a {kind} has no setting {unknown[0]}: {near_names(unknown[0], defaults)}")
+        raise AnalysisError(
+            f"a {kind} has no setting {unknown[0]}: {near_names(unknown[0], defaults)}"
+        )
     if {"vocab_size", "pad_token_id"} & settings.configuration.keys():
-        raise AnalysisError("vocab_size and pad_token_id are those of the tokenizer: leave them out")
+        raise AnalysisError(
+            "vocab_size and pad_token_id are those of the tokenizer: leave them out"
+        )
     for name, value in settings.configuration.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise AnalysisError(f"{name} is {value}: give a number")
@@ -241,7 +298,11 @@ def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) ->
     chosen = {"max_position_embeddings": settings.length, "vocab_size": words, "pad_token_id": 0}
     if tokenizer is not None:
         chosen["pad_token_id"] = tokenizer.pad_token_id
-        ends = {"bos": tokenizer.cls_token_id, "cls": tokenizer.cls_token_id, "eos": tokenizer.sep_token_id}
+        ends = {
+            "bos": tokenizer.cls_token_id,
+            "cls": tokenizer.cls_token_id,
+            "eos": tokenizer.sep_token_id,
+        }
         for end, index in (ends | {"sep": tokenizer.sep_token_id}).items():
             if (defaults.get(f"{end}_token_id") or 0) >= words:
                 chosen[f"{end}_token_id"] = index
@@ -249,13 +310,19 @@ def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) ->
     try:
         model = _on_paper(kind, chosen)
         # Some count their positions from the padding on.
-        begins = [part.padding_idx + 1 for name, part in model.named_modules() if _counts_from_padding(name, part)]
+        begins = [
+            part.padding_idx + 1
+            for name, part in model.named_modules()
+            if _counts_from_padding(name, part)
+        ]
         if begins and "max_position_embeddings" not in settings.configuration:
             chosen["max_position_embeddings"] += max(begins)
             model = _on_paper(kind, chosen)
     except Exception as error:
         # Configurations and layers validate themselves, each with errors of its own.
-        reason = " ".join(f"{type(error).__name__}: {error}".split()).partition(" Exception raised from")[0]
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).partition(
+            " Exception raised from"
+        )[0]
         raise AnalysisError(
             f"the configuration {settings.configuration} makes no {kind} ({reason}): change it"
         ) from error
@@ -266,12 +333,17 @@ def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) ->
     needed, there = 16 * parameters + 200 * settings.steps, psutil.virtual_memory().total
     if needed > there:
         raise AnalysisError(
-            f"{settings.steps} steps of a {kind} with {parameters} parameters need {needed / 1e9:.0f} GB of memory, "
-            f"and this machine has {there / 1e9:.0f}: give smaller sizes in {settings.configuration}, a shorter length "
+            f"{settings.steps} steps of a {kind} with {parameters} parameters need "
+            f"{needed / 1e9:.0f} GB of memory, "
+            f"and this machine has {there / 1e9:.0f}: give smaller sizes in "
+            f"{settings.configuration}, a shorter length "
             f"or fewer steps"
         )
     if tokenizer is not None and parameters > LARGE:
-        said = "note: a %s of %d million parameters takes a while to begin with: --config makes it smaller"
+        said = (
+            "note: a %s of %d million parameters takes a while to begin with: --config makes "
+            "it smaller"
+        )
         logging.getLogger(__name__).warning(said, kind, parameters / 1e6)
     return config
 
@@ -292,8 +364,8 @@ def mask_tokens(
 ) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
     """The inputs and labels of masked language modelling, drawn from torch's random numbers.
 
-    As in BERT (Devlin et al. 2019, sec. 3.1), 15 % of the tokens are predicted: 80 % of these are masked, 10 % are
-    replaced by a random token and 10 % stay.
+    As in BERT (Devlin et al. 2019, sec. 3.1), 15 % of the tokens are predicted: 80 % of these are
+    masked, 10 % are replaced by a random token and 10 % stay.
 
     Args:
         ordinary: the ids that may be predicted: all but those of special tokens.
@@ -313,13 +385,17 @@ def mask_tokens(
 
 @torch.inference_mode()
 def _head(model: transformers.PreTrainedModel) -> nn.Module | None:
-    """All that follows the base model, one after the other; None where that is not what the model makes of a token."""
+    """All that follows the base model, one after the other; None where that is not what the model
+    makes of a token.
+    """
     base = model.base_model_prefix
     head = nn.Sequential(*(part for name, part in model.named_children() if name != base))
     ids, training = torch.ones(1, 8, dtype=torch.long, device=model.device), model.training
     model.eval()
     try:
-        alike = torch.allclose(head(model.base_model(input_ids=ids).last_hidden_state), model(input_ids=ids).logits)
+        alike = torch.allclose(
+            head(model.base_model(input_ids=ids).last_hidden_state), model(input_ids=ids).logits
+        )
     except (TypeError, RuntimeError, AttributeError):
         alike = False
     model.train(training)
@@ -329,7 +405,9 @@ def _head(model: transformers.PreTrainedModel) -> nn.Module | None:
 class _Run:
     def __init__(self, folder: Path, settings: Pretraining, device: str, seed: int):
         self.folder, self.settings, self.seed, self.device = folder, settings, seed, device
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder / ".tokenizer", **LOCALLY)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder / ".tokenizer", **LOCALLY
+        )
         self.ordinary = _ordinary(self.tokenizer)
         self.train_on, self.held_out = _sequences(self.tokenizer, settings)
         torch.manual_seed(loop.drawn_seed(seed, 0))
@@ -343,7 +421,9 @@ class _Run:
         )
 
     def train(self) -> None:
-        for left in self.folder.glob(f".unfinished-seed_{self.seed}-*"):  # by a process that was killed
+        for left in self.folder.glob(
+            f".unfinished-seed_{self.seed}-*"
+        ):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         parts = {"model": self.model, "adam": self.adam, "schedule": self.schedule}
         log = loop.TrainingLog(table_path(self.folder, self.seed), COLUMNS, self.device, **parts)
@@ -351,7 +431,9 @@ class _Run:
         for step in log.remaining(self.settings.steps, f"seed {self.seed}", first=0):
             rate = self.schedule.get_last_lr()[0] if step else 0.0
             loss = self._step(step) if step else None
-            log.rows.append([step, step * size, rate, loss, self._keep(step) if step in kept else None])
+            log.rows.append(
+                [step, step * size, rate, loss, self._keep(step) if step in kept else None]
+            )
         log.finish()
 
     def _step(self, step: int) -> float | None:
@@ -362,7 +444,9 @@ class _Run:
         return value
 
     def _losses(self, sequences: Int[Tensor, "sequence token"]) -> Float[Tensor, " predicted"]:
-        """Cross-entropy of each masked token, in nats; where it can be, the output layer is computed for these only."""
+        """Cross-entropy of each masked token, in nats; where it can be, the output layer is
+        computed for these only.
+        """
         masked = mask_tokens(sequences, self.ordinary, self.tokenizer.mask_token_id)
         ids, labels = (part.to(self.device) for part in masked)
         predicted = labels != IGNORED
@@ -371,14 +455,18 @@ class _Run:
             if self.head is None:
                 logits = self.model(input_ids=ids).logits[predicted]
             else:
-                logits = self.head(self.model.base_model(input_ids=ids).last_hidden_state[predicted])
+                logits = self.head(
+                    self.model.base_model(input_ids=ids).last_hidden_state[predicted]
+                )
         return functional.cross_entropy(logits.float(), labels[predicted], reduction="none")
 
     def _mean(self, losses: Float[Tensor, " predicted"], step: int) -> float | None:
         """The mean; None if nothing was masked, as may happen in a very small batch."""
         if not len(losses):
             return None
-        return loop.require_finite(losses.mean().item(), f"step {step}", self.settings.learning_rate)
+        return loop.require_finite(
+            losses.mean().item(), f"step {step}", self.settings.learning_rate
+        )
 
     def _keep(self, step: int) -> float | None:
         """Keep the model as it is; its held-out loss, with the same masks at every step."""
@@ -395,7 +483,8 @@ class _Run:
             self.model.save_pretrained(unfinished)
             self.tokenizer.save_pretrained(unfinished)
             whole.mkdir(exist_ok=True)
-            # Beside what a user may have put there. The configuration last: it says that all are there.
+            # Beside what a user may have put there. The configuration last: it says that all are
+            # there.
             for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
                 os.replace(path, whole / path.name)
             unfinished.rmdir()

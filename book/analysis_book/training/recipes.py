@@ -21,15 +21,18 @@ COLUMNS = ("model", "parameters", "steps", "metric", "score", "ci_low", "ci_high
 
 
 def trained(name: str) -> Path:
-    """The folder of a trained model: the one in ``data/models``, or else it is trained once and kept.
+    """The folder of a trained model: the one in ``data/models``, or else it is trained once and
+    kept.
 
-    The folder is what ``save_pretrained`` makes: configuration, safetensors weights, and a tokenizer or image
-    processor. In it, ``training.json`` says how the model was trained, and its score on held-out data with a 95 %
-    interval. The same settings and versions give the same weights on one machine. If several processes ask for a model
-    at once, one trains it. The caller's random numbers do not change.
+    The folder is what ``save_pretrained`` makes: configuration, safetensors weights, and a
+    tokenizer or image processor. In it, ``training.json`` says how the model was trained, and its
+    score on held-out data with a 95 % interval. The same settings and versions give the same
+    weights on one machine. If several processes ask for a model at once, one trains it. The
+    caller's random numbers do not change.
 
     Args:
-        name: one of ``RECIPES``, with any number of its settings changed as in ``digits-vit@steps=50@seed=1``.
+        name: one of ``RECIPES``, with any number of its settings changed as in
+            ``digits-vit@steps=50@seed=1``.
 
     Raises:
         AnalysisError: there is no such recipe or setting, or the data are missing.
@@ -53,7 +56,8 @@ def train(name: str, folder: Path) -> "pd.DataFrame":
         As :func:`held_out_scores`: its score, and that of the shipped model of the recipe.
 
     Raises:
-        AnalysisError: what :func:`trained` raises; or the folder is not empty, or cannot be written.
+        AnalysisError: what :func:`trained` raises; or the folder is not empty, or cannot be
+            written.
     """
     require_text("the model", name, NAMED)
     folder = require_path("the folder", folder)
@@ -61,7 +65,9 @@ def train(name: str, folder: Path) -> "pd.DataFrame":
     folder = Path(os.path.realpath(folder))
     with files.writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise AnalysisError(f"{folder} is there already, and is no empty folder: give another one")
+            raise AnalysisError(
+                f"{folder} is there already, and is no empty folder: give another one"
+            )
         folder.parent.mkdir(parents=True, exist_ok=True)
         with files.scratch(folder.parent, ".unfinished") as home:
             _train(recipe, identity, unfinished := home / "model")
@@ -75,19 +81,24 @@ def train(name: str, folder: Path) -> "pd.DataFrame":
 def model_identity(name: str) -> str:
     """A short text that changes when the model of ``trained(name)`` would. Trains nothing."""
     _, identity, shipped = _recipe(name)
-    files = b"\0".join(path.read_bytes() for path in sorted(shipped.iterdir())) if shipped else _key(identity).encode()
+    files = (
+        b"\0".join(path.read_bytes() for path in sorted(shipped.iterdir()))
+        if shipped
+        else _key(identity).encode()
+    )
     return f"{identity['recipe']}@{hashlib.sha256(files).hexdigest()[:12]}"
 
 
 def held_out_scores(names: Iterable[str]) -> "pd.DataFrame":
-    """How well each model trained here does on held-out data. Trains those that have not been trained yet.
+    """How well each model trained here does on held-out data. Trains those that have not been
+    trained yet.
 
     Args:
         names: as ``load_model`` takes them; models that are not trained here have no row.
 
     Returns:
-        Columns model, parameters (their number), steps (of training), metric, score, ci_low, ci_high and baseline, see
-        :class:`HeldOutScore`.
+        Columns model, parameters (their number), steps (of training), metric, score, ci_low,
+        ci_high and baseline, see :class:`HeldOutScore`.
     """
     listed = in_order("names", names, "names of models in a list")
     for name in listed:
@@ -99,10 +110,19 @@ def _scores(folders: dict[str, Path]) -> "pd.DataFrame":
     import pandas as pd
 
     rows = []
-    for name, record in ((name, _record(folder)) for name, folder in folders.items() if (folder / RECORD).is_file()):
+    for name, record in (
+        (name, _record(folder)) for name, folder in folders.items() if (folder / RECORD).is_file()
+    ):
         score = {**record["score"], "score": record["score"]["value"]}
         score["metric"] = score["metric"].replace("_", " ")
-        rows.append({"model": name, "parameters": record["parameters"], "steps": record["settings"]["steps"], **score})
+        rows.append(
+            {
+                "model": name,
+                "parameters": record["parameters"],
+                "steps": record["settings"]["steps"],
+                **score,
+            }
+        )
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -115,7 +135,9 @@ def _is_recipe(name: str) -> bool:
 
 
 def _recipe(name: str) -> tuple[Recipe, dict, Path | None]:
-    """The recipe with its changes; all that decides the weights but the versions; the folder if that is shipped."""
+    """The recipe with its changes; all that decides the weights but the versions; the folder if
+    that is shipped.
+    """
     if not (recipe := named_settings(name, RECIPES)):
         raise AnalysisError(f"there is no recipe named {name}: {near_names(name, RECIPES)}")
     base, data = name.partition("@")[0], corpora.data_identity(recipe.data)
@@ -136,6 +158,10 @@ def _key(identity: dict) -> str:
     return json.dumps([identity, versions()], sort_keys=True)
 
 
-_DESCRIPTIONS = {name: f"{recipe.description} (trained here, shipped)" for name, recipe in RECIPES.items()}
+_DESCRIPTIONS = {
+    name: f"{recipe.description} (trained here, shipped)" for name, recipe in RECIPES.items()
+}
 # Found by the library: an entry point of the group ``analysis_lib.models``.
-MAKER = Maker(_DESCRIPTIONS, _is_recipe, trained, model_identity, lambda name: _recipe(name)[0].model_type)
+MAKER = Maker(
+    _DESCRIPTIONS, _is_recipe, trained, model_identity, lambda name: _recipe(name)[0].model_type
+)

@@ -1,4 +1,6 @@
-"""Runs of training by name, and their checkpoints: trained here, the MultiBERTs, Trainer's, or on the hub."""
+"""Runs of training by name, and their checkpoints: trained here, the MultiBERTs, Trainer's, or on
+the hub.
+"""
 
 import json
 import logging
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MULTIBERTS = "multiberts"
-# What Trainer keeps with each checkpoint, and in its folder when `save_state` is called; and what it calls our columns.
+# What Trainer keeps with each checkpoint, and in its folder when `save_state` is called; and what
+# it calls our columns.
 TRAINER_STATE = "trainer_state.json"
 LOGGED = {
     "num_input_tokens_seen": "tokens",
@@ -41,7 +44,9 @@ NO_LOSSES = "remove it, and the losses are left out"
 
 
 class Checkpoint(NamedTuple):
-    """A model along a run: the seed of the run, the batches it has been trained on, and what ``load_model`` takes."""
+    """A model along a run: the seed of the run, the batches it has been trained on, and what
+    ``load_model`` takes.
+    """
 
     seed: int
     step: int
@@ -50,13 +55,16 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
-    """The checkpoints of a run by seed and step. A run of ``RUNS`` is trained first unless it is finished.
+    """The checkpoints of a run by seed and step. A run of ``RUNS`` is trained first unless it is
+    finished.
 
     Args:
-        run: a name of ``RUNS``, with other settings as in ``bert-4@steps=100``; ``multiberts``; the folder of a
-            finished :func:`pretrain`, or one in which Trainer of transformers has left ``checkpoint-N``; or a model of
-            the hub with revisions, as in ``EleutherAI/pythia-160m@step0,step1000``, whose steps are the numbers in
-            their names. A checkpoint of Trainer whose weights are those of an earlier one is left out with a warning.
+        run: a name of ``RUNS``, with other settings as in ``bert-4@steps=100``; ``multiberts``; the
+            folder of a finished :func:`pretrain`, or one in which Trainer of transformers has left
+            ``checkpoint-N``; or a model of the hub with revisions, as in
+            ``EleutherAI/pythia-160m@step0,step1000``, whose steps are the numbers in their names. A
+            checkpoint of Trainer whose weights are those of an earlier one is left out with a
+            warning.
         seeds: of the run, see :func:`seeds_of`.
 
     Raises:
@@ -66,7 +74,9 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
     seeds = seeds_of(run, seeds)
     if run == MULTIBERTS:
         if wrong := [seed for seed in seeds if seed not in MULTIBERTS_SEEDS]:
-            raise AnalysisError(f"the MultiBERTs have no checkpoints of seed {wrong[0]}: give seeds from 0 to 4")
+            raise AnalysisError(
+                f"the MultiBERTs have no checkpoints of seed {wrong[0]}: give seeds from 0 to 4"
+            )
         steps = [(seed, step) for seed in seeds for step in MULTIBERTS_STEPS]
         return [Checkpoint(s, 1000 * step, multibert(s, step)) for s, step in steps]
     if found := _distinct(_of_trainer(run)) or _of_hub(run):
@@ -81,17 +91,25 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
         pretrain(folder, settings, seeds=seeds, workers=torch.get_num_threads())
     if missing := [seed for seed in seeds if not finished(table_path(folder, seed))]:
         raise AnalysisError(
-            f"{run} has no seed {missing[0]} that is trained to its end: give `pretrain` its settings with this seed, "
+            f"{run} has no seed {missing[0]} that is trained to its end: give `pretrain` its "
+            "settings with this seed, "
             f"or leave the seed out"
         )
     steps = about["settings"]["checkpoints"]
     # What was just trained is whole.
     wanted = {} if settings else {"run": [], **{f"seed_{s}": left_by(s, steps) for s in seeds}}
-    if gone := [path for name, left in wanted.items() for path in store.lost(seal_path(folder, name), *left)]:
+    if gone := [
+        path for name, left in wanted.items() for path in store.lost(seal_path(folder, name), *left)
+    ]:
         raise AnalysisError(
-            f"{gone[0]} is missing or damaged: give `pretrain` the same settings and folder again to mend it"
+            f"{gone[0]} is missing or damaged: give `pretrain` the same settings and folder again "
+            "to mend it"
         )
-    return [Checkpoint(s, step, os.fspath(folder / f"seed_{s}-step_{step}")) for s in seeds for step in steps]
+    return [
+        Checkpoint(s, step, os.fspath(folder / f"seed_{s}-step_{step}"))
+        for s in seeds
+        for step in steps
+    ]
 
 
 def _checked(run: object) -> str:
@@ -100,7 +118,9 @@ def _checked(run: object) -> str:
 
 
 def seeds_of(run: str, seeds: Sequence[int]) -> list[int]:
-    """The seeds of a run that are asked for; what Trainer has left, or lies on the hub, is one run, of seed 0."""
+    """The seeds of a run that are asked for; what Trainer has left, or lies on the hub, is one run,
+    of seed 0.
+    """
     wanted = require_seeds("seeds", seeds)
     if run == MULTIBERTS or not _trained_elsewhere(run) or wanted == [0]:
         return wanted
@@ -110,12 +130,18 @@ def seeds_of(run: str, seeds: Sequence[int]) -> list[int]:
 
 def _of_trainer(run: str) -> dict[int, Path]:
     """What Trainer has left in a folder, by step, in order."""
-    folders = {int(path.name[11:]): path for path in Path(run).glob("checkpoint-*") if path.name[11:].isdecimal()}
+    folders = {
+        int(path.name[11:]): path
+        for path in Path(run).glob("checkpoint-*")
+        if path.name[11:].isdecimal()
+    }
     return dict(sorted(folders.items()))
 
 
 def _distinct(folders: dict[int, Path]) -> list[Checkpoint]:
-    """Each state of the weights once, as of the first step that has it; the others are named in a warning."""
+    """Each state of the weights once, as of the first step that has it; the others are named in a
+    warning.
+    """
     found, known = [], {}
     for step, path in folders.items():
         weights = file_hashes(path, ("*.safetensors",))
@@ -123,19 +149,25 @@ def _distinct(folders: dict[int, Path]) -> list[Checkpoint]:
         if first == path.name or not weights:
             found.append(Checkpoint(0, step, os.fspath(path)))
         else:
-            logging.getLogger(__name__).warning("note: %s has the weights of %s and is left out", path, first)
+            logging.getLogger(__name__).warning(
+                "note: %s has the weights of %s and is left out", path, first
+            )
     return found
 
 
 def _of_hub(run: str) -> list[Checkpoint]:
-    """The revisions of a model of the hub, by the numbers in their names, or in their order where one has none."""
+    """The revisions of a model of the hub, by the numbers in their names, or in their order where
+    one has none.
+    """
     name, _, revisions = run.partition("@")
     if "/" not in name or not revisions or Path(run).exists():
         return []
     revisions = revisions.split(",")
     numbers = [re.findall(r"\d+", revision) for revision in revisions]
     steps = [int(found[-1]) for found in numbers] if all(numbers) else range(len(revisions))
-    return sorted(Checkpoint(0, step, name, revision) for step, revision in zip(steps, revisions, strict=True))
+    return sorted(
+        Checkpoint(0, step, name, revision) for step, revision in zip(steps, revisions, strict=True)
+    )
 
 
 def _trained_elsewhere(run: str) -> bool:
@@ -146,8 +178,9 @@ def _trained_elsewhere(run: str) -> bool:
 def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
     """The losses of a finished run: columns seed and those of ``seed_s.csv``, see :func:`pretrain`.
 
-    Those of Trainer are what it has logged: ``loss`` is the mean since the loss before it, ``held_out`` is its
-    ``eval_loss``, and ``tokens`` is known where it has counted them (``include_num_input_tokens_seen``).
+    Those of Trainer are what it has logged: ``loss`` is the mean since the loss before it,
+    ``held_out`` is its ``eval_loss``, and ``tokens`` is known where it has counted them
+    (``include_num_input_tokens_seen``).
 
     The MultiBERTs have no rows, since theirs were not published; nor have revisions on the hub.
     """
@@ -165,7 +198,9 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
         found.astype(float)
         return found
 
-    parts = [files.read(table_path(folder, seed), losses_of).assign(seed=seed)[columns] for seed in seeds]
+    parts = [
+        files.read(table_path(folder, seed), losses_of).assign(seed=seed)[columns] for seed in seeds
+    ]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -197,7 +232,9 @@ def _logged(state: Path) -> "pd.DataFrame":
 
 
 def baselines(run: str) -> "pd.DataFrame":
-    """What counting gives on the held-out texts of a finished run, see :func:`n_gram_losses`; none for MultiBERTs."""
+    """What counting gives on the held-out texts of a finished run, see :func:`n_gram_losses`; none
+    for MultiBERTs.
+    """
     import pandas as pd
 
     if _trained_elsewhere(run):
@@ -219,7 +256,9 @@ def run_identity(run: str) -> str:
 
 
 def run_description(run: str) -> dict:
-    """How a run was, or would be, trained: settings, data and versions. Empty where that is not known."""
+    """How a run was, or would be, trained: settings, data and versions. Empty where that is not
+    known.
+    """
     run = _checked(run)
     if _trained_elsewhere(run):
         return {}
@@ -227,18 +266,26 @@ def run_description(run: str) -> dict:
 
 
 def _find(run: str) -> tuple[Path, Pretraining | None, dict]:
-    """The folder of a run; its settings if it is one of ``RUNS``; and how it was, or would be, trained."""
+    """The folder of a run; its settings if it is one of ``RUNS``; and how it was, or would be,
+    trained.
+    """
     if settings := named_settings(run, RUNS):
         about = settings.identity()
         return store.derived_folder(json.dumps(about, sort_keys=True), run), settings, about
     if not (Path(run) / DESCRIPTION).is_file():
         raise AnalysisError(
-            f"there is no run {run!r}: {near_names(run, [*RUNS, MULTIBERTS])}; or give a folder of pretrain "
-            f"or of Trainer (with checkpoint-N in it), or revisions of a model, owner/name@REVISION,REVISION"
+            f"there is no run {run!r}: {near_names(run, [*RUNS, MULTIBERTS])}; or give a folder of "
+            "pretrain "
+            "or of Trainer (with checkpoint-N in it), or revisions of a model, "
+            "owner/name@REVISION,REVISION"
         )
     about, remedy = files.read_json(path := Path(run) / DESCRIPTION), "pretrain into another folder"
     settings = about.get("settings")
     steps = settings.get("checkpoints") if isinstance(settings, dict) else None
-    if not isinstance(steps, list) or not all(type(step) is int and step >= 0 for step in steps) or not steps:
+    if (
+        not isinstance(steps, list)
+        or not all(type(step) is int and step >= 0 for step in steps)
+        or not steps
+    ):
         raise AnalysisError(f"{path} lists no checkpoints, each by its step: {remedy}")
     return Path(run), None, about

@@ -1,4 +1,6 @@
-"""What is trained, as settings that have a name, and the folder of a training. It imports no torch."""
+"""What is trained, as settings that have a name, and the folder of a training. It imports no
+torch.
+"""
 
 import dataclasses
 import importlib.metadata
@@ -41,7 +43,14 @@ def named_settings(name: str, known: Mapping[str, Settings]) -> Settings | None:
     base, *changes = name.split("@")
     if base not in known:
         return None
-    given, choices = {}, [setting.name for setting in dataclasses.fields(known[base]) if setting.type in (int, float)]
+    given, choices = (
+        {},
+        [
+            setting.name
+            for setting in dataclasses.fields(known[base])
+            if setting.type in (int, float)
+        ],
+    )
     for change in changes:
         setting, _, value = change.partition("=")
         if setting not in choices:
@@ -49,9 +58,13 @@ def named_settings(name: str, known: Mapping[str, Settings]) -> Settings | None:
         if setting in given:
             raise AnalysisError(f"{name} sets {setting} twice: give it once")
         try:
-            given[setting] = decimal_number(value) if "." in value or "e" in value else whole_number(value)
+            given[setting] = (
+                decimal_number(value) if "." in value or "e" in value else whole_number(value)
+            )
         except ValueError:
-            raise AnalysisError(f"{name}: {change!r} is not a setting: write {base}@steps=50@seed=1") from None
+            raise AnalysisError(
+                f"{name}: {change!r} is not a setting: write {base}@steps=50@seed=1"
+            ) from None
     return dataclasses.replace(known[base], **given)
 
 
@@ -71,7 +84,9 @@ def require_rates(settings: object) -> None:
 
 def versions() -> dict[str, str]:
     """The versions of the packages on which the weights depend."""
-    return {name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")}
+    return {
+        name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")
+    }
 
 
 @dataclass(frozen=True)
@@ -86,7 +101,8 @@ class Recipe:
         configuration: changes to its defaults, besides those that the data decide.
         steps: number of batches.
         batch: items per batch.
-        learning_rate: the peak of AdamW's; it rises over the first tenth of the steps and falls along a cosine.
+        learning_rate: the peak of AdamW's; it rises over the first tenth of the steps and falls
+            along a cosine.
         weight_decay: of matrices; biases and norms have none.
         seed: of the initial weights, the order of the data, and dropout.
         task_options: arguments of the task.
@@ -111,7 +127,11 @@ class Recipe:
 
     def settings(self) -> dict:
         """All that decides the weights, except data and versions."""
-        kept = {name: value for name, value in dataclasses.asdict(self).items() if name not in ("description", "data")}
+        kept = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name not in ("description", "data")
+        }
         return {**kept, "version": RECIPE}
 
 
@@ -121,11 +141,14 @@ class Pretraining:
 
     Attributes:
         data: a corpus of texts, as ``load_corpus`` takes it.
-        configuration: changes to transformers' defaults of the architecture; those of ``bert`` are BERT-base's.
-        model_type: the architecture, as transformers names it: ``bert``, or another masked language model.
+        configuration: changes to transformers' defaults of the architecture; those of ``bert`` are
+            BERT-base's.
+        model_type: the architecture, as transformers names it: ``bert``, or another masked language
+            model.
         vocabulary: the most word pieces.
         cased: whether capital letters, and accents, are kept.
-        tokenizer: the name or folder of a model whose tokenizer is taken; where none is given, one is learned.
+        tokenizer: the name or folder of a model whose tokenizer is taken; where none is given, one
+            is learned.
         length: tokens of a sequence, [CLS] and [SEP] included.
         steps: number of batches.
         batch: sequences per batch.
@@ -152,34 +175,55 @@ class Pretraining:
         require_text("model_type", self.model_type, "an architecture, as transformers names it")
         if not isinstance(self.configuration, Mapping):
             given = shown(self.configuration)
-            raise AnalysisError(f'configuration is {given}: give settings, as in {{"hidden_size": 192}}')
+            raise AnalysisError(
+                f'configuration is {given}: give settings, as in {{"hidden_size": 192}}'
+            )
         if not isinstance(self.tokenizer, str):
-            raise AnalysisError(f"tokenizer is {shown(self.tokenizer)}: give a name or folder, or leave it out")
+            raise AnalysisError(
+                f"tokenizer is {shown(self.tokenizer)}: give a name or folder, or leave it out"
+            )
         require_flag("cased", self.cased)
         for name in ("vocabulary", "cased"):
             if self.tokenizer and getattr(self, name) != getattr(Pretraining, name):
                 raise AnalysisError(
-                    f"{name} is of a tokenizer that is learned, and {self.tokenizer} has one: leave it out"
+                    f"{name} is of a tokenizer that is learned, and {self.tokenizer} has one: "
+                    "leave it out"
                 )
         require_sizes(self, steps=1, batch=1, length=8, vocabulary=len(SPECIAL))
         require_rates(self)
         if require_number("warmup", self.warmup, least=0) >= 1:
-            raise AnalysisError(f"warmup is {self.warmup}: give a share of the steps, from 0 to below 1")
+            raise AnalysisError(
+                f"warmup is {self.warmup}: give a share of the steps, from 0 to below 1"
+            )
 
     def identity(self) -> dict:
         """All that decides the weights of a run, except its seed: settings, data and versions."""
-        settings = {**dataclasses.asdict(self), "checkpoints": spread(self.steps), "version": PRETRAINING}
+        settings = {
+            **dataclasses.asdict(self),
+            "checkpoints": spread(self.steps),
+            "version": PRETRAINING,
+        }
         # Of a later version, as they are by default.
-        settings = {name: value for name, value in settings.items() if value or name not in ("cased", "tokenizer")}
+        settings = {
+            name: value
+            for name, value in settings.items()
+            if value or name not in ("cased", "tokenizer")
+        }
         read_by = {"tokenizer": weights_identity(self.tokenizer)} if self.tokenizer else {}
-        return {"settings": settings, "data": corpora.data_identity(self.data), **read_by, "versions": versions()}
+        return {
+            "settings": settings,
+            "data": corpora.data_identity(self.data),
+            **read_by,
+            "versions": versions(),
+        }
 
 
 def spread(steps: int) -> list[int]:
-    """The steps at which a run keeps its weights: dense early, like the MultiBERTs' intermediate checkpoints.
+    """The steps at which a run keeps its weights: dense early, like the MultiBERTs' intermediate
+    checkpoints.
 
-    They are the start, every hundredth of the run up to a tenth of it, and every twentieth after that (Sellam et al.
-    2022: of 2 million steps every 20,000, and every 100,000 after 200,000).
+    They are the start, every hundredth of the run up to a tenth of it, and every twentieth after
+    that (Sellam et al. 2022: of 2 million steps every 20,000, and every 100,000 after 200,000).
 
     >>> spread(200)[:13]
     [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 30, 40]
@@ -195,7 +239,8 @@ RUNS = files.entries("runs.yml", Pretraining)
 
 # Of a model of a recipe.
 RECORD = "training.json"
-# Of a pretraining run: what it was made from, the columns of its losses, and the losses of counting.
+# Of a pretraining run: what it was made from, the columns of its losses, and the losses of
+# counting.
 DESCRIPTION, COLUMNS = "pretraining.json", ("step", "tokens", "learning_rate", "loss", "held_out")
 BASELINES = "baselines.csv"
 
@@ -220,17 +265,24 @@ def holds(description: Path, identity: dict) -> bool:
         raise AnalysisError(f"{folder} is a file: give a folder")
     if not description.is_file():
         if left := sorted(path.name for path in folder.glob("*") if not path.name.startswith(".")):
-            raise AnalysisError(f"{folder} holds {left[0]} and no training: give an empty folder, or a new one")
+            raise AnalysisError(
+                f"{folder} holds {left[0]} and no training: give an empty folder, or a new one"
+            )
         return False
     import pandas as pd
 
     # By their place, as in settings.steps.
-    (theirs,) = pd.json_normalize(files.read_json(description, "give another folder")).to_dict("records")
+    (theirs,) = pd.json_normalize(files.read_json(description, "give another folder")).to_dict(
+        "records"
+    )
     (ours,) = pd.json_normalize(json.loads(json.dumps(identity))).to_dict("records")
     for name in ours | theirs:
         found, wanted = theirs.get(name), ours.get(name)
         if found != wanted:
-            raise AnalysisError(f"{folder} holds a training whose {name} is {found}, not {wanted}: give another folder")
+            raise AnalysisError(
+                f"{folder} holds a training whose {name} is {found}, not {wanted}: give another "
+                "folder"
+            )
     return True
 
 
@@ -240,7 +292,9 @@ def finished(table: Path) -> bool:
 
 
 def seal_path(folder: Path, name: str) -> Path:
-    """The hidden file in which files of a training are sealed under a name, see :func:`analysis_lib.store.seal`."""
+    """The hidden file in which files of a training are sealed under a name, see
+    :func:`analysis_lib.store.seal`.
+    """
     return folder / f".{name}.sha256"
 
 

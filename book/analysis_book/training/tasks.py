@@ -32,25 +32,32 @@ EVALUATION_BATCH = 64
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """How well a model does on held-out images or sentences, with its 95 % interval over these items."""
+    """How well a model does on held-out images or sentences, with its 95 % interval over these
+    items.
+    """
 
     metric: str  # ``accuracy`` (share of items) or ``bits_per_byte``
     value: float
     ci_low: float
     ci_high: float
     items: int
-    baseline: float  # the score of always predicting the most frequent class, or the frequencies of single tokens
+    # The score of always predicting the most frequent class, or the frequencies of single tokens.
+    baseline: float
 
 
 class Task(ABC):
     """Training data as a model reads it, and the score on held-out data."""
 
-    head: ClassVar[type]  # the transformers class that builds the model with its head from a configuration
+    head: ClassVar[
+        type
+    ]  # the transformers class that builds the model with its head from a configuration
     sizes: dict  # the part of the configuration that the data decide
     preprocessor: object  # the tokenizer or image processor that is saved with the model
     train: list
     test: list  # held out
-    lengths: Int[Tensor, " example"]  # of each training example, in the unit that decides the cost of a batch
+    lengths: Int[
+        Tensor, " example"
+    ]  # of each training example, in the unit that decides the cost of a batch
 
     @abstractmethod
     def inputs(self, examples: Sequence) -> dict[str, Tensor]:
@@ -61,7 +68,9 @@ class Task(ABC):
         """The score of the model on the held-out examples."""
 
     def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
-        """Inputs of about ``size`` examples of similar length, epoch after epoch, each in a new order."""
+        """Inputs of about ``size`` examples of similar length, epoch after epoch, each in a new
+        order.
+        """
         while True:
             chunks = []
             for pool in torch.randperm(len(self.lengths)).split(32 * size):
@@ -73,7 +82,9 @@ class Task(ABC):
 
     @torch.inference_mode()
     def predictions(self, model: transformers.PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits and labels of the held-out examples, batch by batch. Leaves the model in evaluation mode."""
+        """Logits and labels of the held-out examples, batch by batch. Leaves the model in
+        evaluation mode.
+        """
         model.eval()
         for start in range(0, len(self.test), EVALUATION_BATCH):
             inputs = self.inputs(self.test[start : start + EVALUATION_BATCH])
@@ -84,8 +95,9 @@ class Task(ABC):
 class Digits(Task):
     """Which digit an image of scikit-learn's handwritten digits shows.
 
-    The 8x8 pixels are scaled up to 32x32, so that networks whose first layers divide height and width by four
-    (ResNet, ConvNeXt) begin with maps of 8x8. In training every image is turned, scaled and shifted a little.
+    The 8x8 pixels are scaled up to 32x32, so that networks whose first layers divide height and
+    width by four (ResNet, ConvNeXt) begin with maps of 8x8. In training every image is turned,
+    scaled and shifted a little.
     """
 
     HELD_OUT = "digits:test"
@@ -96,9 +108,14 @@ class Digits(Task):
 
     def __init__(self, data: str) -> None:
         side = {"height": self.SIDE, "width": self.SIDE}
-        self.preprocessor = transformers.ViTImageProcessorPil(size=side, image_mean=[0.5], image_std=[0.5])
+        self.preprocessor = transformers.ViTImageProcessorPil(
+            size=side, image_mean=[0.5], image_std=[0.5]
+        )
         self.train, self.test = (
-            [(self._read(item), label) for item, label in zip(corpus.items, corpus.labels, strict=True)]
+            [
+                (self._read(item), label)
+                for item, label in zip(corpus.items, corpus.labels, strict=True)
+            ]
             for corpus in (load_corpus(data), load_corpus(self.HELD_OUT))
         )
         self.lengths = torch.ones(len(self.train), dtype=int)
@@ -107,7 +124,9 @@ class Digits(Task):
         return self.preprocessor(item.load(), return_tensors="pt")["pixel_values"][0]
 
     def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
-        correct = sum(int((logits.argmax(1) == labels).sum()) for logits, labels in self.predictions(model))
+        correct = sum(
+            int((logits.argmax(1) == labels).sum()) for logits, labels in self.predictions(model)
+        )
         most, items = Counter(label for _, label in self.test).most_common(1)[0][1], len(self.test)
         found = share(correct, items)
         return HeldOutScore("accuracy", *found.row, items, most / items)
@@ -120,13 +139,18 @@ class Digits(Task):
         for inputs in super().batches(size):
             yield {**inputs, "pixel_values": self._moved(inputs["pixel_values"])}
 
-    def _moved(self, images: Float[Tensor, "image channel side side"]) -> Float[Tensor, "image channel side side"]:
+    def _moved(
+        self, images: Float[Tensor, "image channel side side"]
+    ) -> Float[Tensor, "image channel side side"]:
         def uniform(bound: float) -> Tensor:
             return (2 * torch.rand(len(images)) - 1) * bound
 
         turn, scale = uniform(self.TURN), 1 + uniform(self.SCALE)
         cos, sin = scale * turn.cos(), scale * turn.sin()
-        rows = [torch.stack([cos, -sin, uniform(self.SHIFT)], 1), torch.stack([sin, cos, uniform(self.SHIFT)], 1)]
+        rows = [
+            torch.stack([cos, -sin, uniform(self.SHIFT)], 1),
+            torch.stack([sin, cos, uniform(self.SHIFT)], 1),
+        ]
         grid = functional.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
         return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
@@ -136,10 +160,11 @@ BOUNDARY = "<|endoftext|>"
 
 
 class NextToken(Task):
-    """Each token of a sentence of Wikipedia from those before it. Every sentence is a sequence of its own.
+    """Each token of a sentence of Wikipedia from those before it. Every sentence is a sequence of
+    its own.
 
-    The last 50 of every 2,000 sentences are held out: in a row, so that few share a paragraph with training. Sentences
-    of more than 256 bytes are left out, whatever the vocabulary.
+    The last 50 of every 2,000 sentences are held out: in a row, so that few share a paragraph with
+    training. Sentences of more than 256 bytes are left out, whatever the vocabulary.
 
     Args:
         data: the corpus to train on, as ``load_corpus`` takes it.
@@ -152,32 +177,51 @@ class NextToken(Task):
     def __init__(self, data: str, vocabulary: int) -> None:
         sentences = [text for text in load_corpus(data).texts if len(text.encode()) <= self.LONGEST]
         held_out = np.arange(len(sentences)) % self.STRETCH >= self.STRETCH - self.HELD_OUT
-        train, test = (list(itertools.compress(sentences, chosen)) for chosen in (~held_out, held_out))
+        train, test = (
+            list(itertools.compress(sentences, chosen)) for chosen in (~held_out, held_out)
+        )
         tokenizer = self.preprocessor = byte_pairs(train, vocabulary)
-        test.sort(key=lambda text: len(tokenizer.tokenize(text)))  # So that there is little padding.
-        self.train, self.test = ([torch.tensor(ids) for ids in tokenizer(part)["input_ids"]] for part in (train, test))
+        test.sort(
+            key=lambda text: len(tokenizer.tokenize(text))
+        )  # So that there is little padding.
+        self.train, self.test = (
+            [torch.tensor(ids) for ids in tokenizer(part)["input_ids"]] for part in (train, test)
+        )
         self.test_bytes = np.array([float(len(text.encode())) for text in test])
         self.lengths = torch.tensor([len(ids) for ids in self.train])
         self.sizes = {
             "vocab_size": len(tokenizer),
             # No more than are trained: the embedding of a later position would stay random.
             "max_position_embeddings": int(self.lengths.max()),
-            **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")},
+            **{
+                f"{name}_token_id": getattr(tokenizer, f"{name}_token_id")
+                for name in ("bos", "eos", "pad")
+            },
         }
 
     def inputs(self, examples: Sequence[Tensor]) -> dict[str, Tensor]:
         inputs = padded([{"input_ids": ids} for ids in examples], self.preprocessor.pad_token_id)
-        return {**inputs, "labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORED)}
+        return {
+            **inputs,
+            "labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORED),
+        }
 
     def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
         nats = [
             # Labels that are ignored, those of the padding, have a loss of 0.
-            functional.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none").double().sum(1)
+            functional.cross_entropy(
+                logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none"
+            )
+            .double()
+            .sum(1)
             for logits, labels in self.predictions(model)
         ]
         bits = torch.cat(nats).numpy() / math.log(2)
         # One more of each, so that none is impossible.
-        counts = torch.cat([ids[1:] for ids in self.train]).bincount(minlength=len(self.preprocessor)) + 1
+        counts = (
+            torch.cat([ids[1:] for ids in self.train]).bincount(minlength=len(self.preprocessor))
+            + 1
+        )
         counts[self.preprocessor.pad_token_id] = 0
         unigrams = -(counts / counts.sum()).log2().double()
         baseline = sum(unigrams[ids[1:]].sum().item() for ids in self.test) / self.test_bytes.sum()
@@ -192,10 +236,15 @@ def byte_pairs(sentences: Sequence[str], vocabulary: int) -> transformers.PreTra
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[BOUNDARY], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary,
+        special_tokens=[BOUNDARY],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(sentences, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOUNDARY} $A", special_tokens=[(BOUNDARY, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOUNDARY} $A", special_tokens=[(BOUNDARY, 0)]
+    )
     roles = dict.fromkeys(("bos_token", "eos_token", "pad_token"), BOUNDARY)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
 
@@ -211,17 +260,22 @@ def train(recipe: Recipe, identity: dict, folder: Path) -> None:
         identity: what is recorded with the score.
         folder: to write; it is made where it is not there.
     """
-    # Otherwise it warns that GPT-2's loss is the usual one, and shows a bar for the one file that it saves.
+    # Otherwise it warns that GPT-2's loss is the usual one, and shows a bar for the one file that
+    # it saves.
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     task = TASKS[recipe.task](recipe.data, **recipe.task_options)
-    config = transformers.AutoConfig.for_model(recipe.model_type, **recipe.configuration, **task.sizes)
+    config = transformers.AutoConfig.for_model(
+        recipe.model_type, **recipe.configuration, **task.sizes
+    )
     with loop.isolated():
         # Not torch.manual_seed, which also seeds GPUs, whose state is not restored.
         torch.default_generator.manual_seed(recipe.seed)
         model = task.head.from_config(config, dtype=torch.float32)
         adam = loop.optimizer(model, recipe.learning_rate, recipe.weight_decay)
-        schedule = transformers.get_cosine_schedule_with_warmup(adam, recipe.steps // 10, recipe.steps)
+        schedule = transformers.get_cosine_schedule_with_warmup(
+            adam, recipe.steps // 10, recipe.steps
+        )
         batches = task.batches(recipe.batch)
         for _ in (shown := bar(range(recipe.steps), identity["recipe"], unit="step")):
             loss = model(**next(batches)).loss
@@ -230,6 +284,10 @@ def train(recipe: Recipe, identity: dict, folder: Path) -> None:
         score = task.evaluate(model)
     model.save_pretrained(folder)
     task.preprocessor.save_pretrained(folder)
-    trained_as = {"parameters": model.num_parameters(), "versions": versions(), "score": dataclasses.asdict(score)}
+    trained_as = {
+        "parameters": model.num_parameters(),
+        "versions": versions(),
+        "score": dataclasses.asdict(score),
+    }
     record = {"description": recipe.description, **identity, **trained_as}
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Text classifiers: a fine-tuned encoder, or blocks of self-attention only (Fosse et al. 2023, sec. 2.2 and 2.3)."""
+"""Text classifiers: a fine-tuned encoder, or blocks of self-attention only (Fosse et al. 2023, sec.
+2.2 and 2.3).
+"""
 
 import copy
 import dataclasses
@@ -32,7 +34,10 @@ from analysis_lib.errors import (
 from analysis_lib.files import Output
 from analysis_lib.metrics.intervals import share
 from analysis_lib.models import LoadedModel, devices
-from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib.models.architectures import (
+    SelfAttentionConfig,
+    SelfAttentionForSequenceClassification,
+)
 from analysis_lib.models.loading import LOCALLY, reading
 from analysis_lib.models.tokenization import Encoded, Tokenizer, encoded, padded
 
@@ -54,7 +59,8 @@ class Classification:
         learning_rate: of Adam.
         batch: texts per batch.
         epochs: the most passes over the corpus.
-        patience: training stops after this many epochs without a better accuracy on the validation corpus.
+        patience: training stops after this many epochs without a better accuracy on the validation
+            corpus.
         longest: the most tokens of a text that are read, special tokens included.
         seed: of the initial weights, the order of the texts and dropout.
     """
@@ -83,41 +89,46 @@ def finetune(
 ) -> Path:
     """Fine-tune all weights of an encoder, with a dense layer on [CLS].
 
-    The dense layer is that of ``AutoModelForSequenceClassification``, with new random weights. The encoder starts from
-    the weights of ``model``, which does not change.
+    The dense layer is that of ``AutoModelForSequenceClassification``, with new random weights. The
+    encoder starts from the weights of ``model``, which does not change.
 
     Args:
         model: from ``load_model``.
         train: with classes.
         validation: with the same classes, or some of them.
         folder: where to keep the classifier; one of the library's own unless given.
-        device: ``cpu``, ``cuda``, ...; unless given, a GPU if there is one. Another kind of device gives slightly
-            different weights, and counts as another classifier.
+        device: ``cpu``, ``cuda``, ...; unless given, a GPU if there is one. Another kind of device
+            gives slightly different weights, and counts as another classifier.
         settings: of :class:`Classification`. The learning rate is 5e-5 unless given.
 
     Returns:
-        The folder. It holds the model that did best on the validation corpus (configuration, safetensors and
-        tokenizer), which ``load_model`` reads; ``epochs.csv`` with columns epoch, loss and accuracy (on the validation
-        corpus); and ``classifier.json`` with settings, data and versions. A classifier is trained once; an interrupted
-        training resumes.
+        The folder. It holds the model that did best on the validation corpus (configuration,
+        safetensors and tokenizer), which ``load_model`` reads; ``epochs.csv`` with columns epoch,
+        loss and accuracy (on the validation corpus); and ``classifier.json`` with settings, data
+        and versions. A classifier is trained once; an interrupted training resumes.
 
     Raises:
-        AnalysisError: a corpus without classes, with only one, or with a single example of a class; classes in the
-            validation corpus that the training corpus lacks; a folder with another classifier; a model without [CLS]
-            or without a head for classes; a device that cannot be used.
+        AnalysisError: a corpus without classes, with only one, or with a single example of a class;
+            classes in the validation corpus that the training corpus lacks; a folder with another
+            classifier; a model without [CLS] or without a head for classes; a device that cannot be
+            used.
     """
     chosen = _chosen(settings, learning_rate=5e-5)
     if not isinstance(model, LoadedModel):
         raise AnalysisError(f"the model is {shown(model)}: give one that load_model has loaded")
     headed = type(model.model.config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     if not headed or getattr(model.tokenizer, "cls_token", None) is None:
-        raise AnalysisError(f"{model.name} has no head for classes on [CLS]: give an encoder such as BERT")
+        raise AnalysisError(
+            f"{model.name} has no head for classes on [CLS]: give an encoder such as BERT"
+        )
 
     def build(classes: Sequence[str]) -> tuple[transformers.PreTrainedModel, Tokenizer]:
         config = copy.deepcopy(model.model.config)
         config.num_labels, config.problem_type = len(classes), "single_label_classification"
         config.pad_token_id = model.tokenizer.pad_token_id
-        classifier = transformers.AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        classifier = transformers.AutoModelForSequenceClassification.from_config(
+            config, dtype=torch.float32
+        )
         classifier.base_model.load_state_dict(model.model.state_dict(), strict=False)
         return classifier, model.tokenizer
 
@@ -129,7 +140,14 @@ MOST_LAYERS = 100
 # The three matrices of a wider block take more than a gigabyte.
 MOST_WIDTH = 8192
 # Of SelfAttentionConfig.
-BLOCK_SETTINGS = ("hidden_size", "embedding_std", "initializer_range", "attention_gain", "bias", "entropy_weight")
+BLOCK_SETTINGS = (
+    "hidden_size",
+    "embedding_std",
+    "initializer_range",
+    "attention_gain",
+    "bias",
+    "entropy_weight",
+)
 
 
 def self_attention(
@@ -143,18 +161,20 @@ def self_attention(
     device: str | None = None,
     **settings,
 ) -> Path:
-    """Train a classifier of self-attention only: blocks of one head over the whole width, then a dense layer on [CLS].
+    """Train a classifier of self-attention only: blocks of one head over the whole width, then a
+    dense layer on [CLS].
 
-    What is not said here is as for :func:`finetune`. The folder also holds the model before the first epoch, in
-    ``initial``, and after the last, in ``last``.
+    What is not said here is as for :func:`finetune`. The folder also holds the model before the
+    first epoch, in ``initial``, and after the last, in ``last``.
 
     Args:
         train: with classes. The word pieces are learned from it, too.
         layers: number of blocks; the paper has 1 to 5.
         vocabulary: the most word pieces.
-        block: changes to the defaults of :class:`SelfAttentionConfig`, any of ``BLOCK_SETTINGS``, such as
-            ``{"entropy_weight": 0.01}``.
-        settings: of :class:`Classification`. The learning rate is 1e-3 and the batch 64 unless given.
+        block: changes to the defaults of :class:`SelfAttentionConfig`, any of ``BLOCK_SETTINGS``,
+            such as ``{"entropy_weight": 0.01}``.
+        settings: of :class:`Classification`. The learning rate is 1e-3 and the batch 64 unless
+            given.
     """
     chosen = _chosen(settings, learning_rate=1e-3, batch=64)
     layers = require_whole("layers", layers, 1, MOST_LAYERS)
@@ -187,7 +207,9 @@ def _chosen(settings: Mapping[str, object], **defaults: float) -> Classification
 def _checked_block(block: Mapping | None) -> dict:
     """The settings of a block, or an AnalysisError."""
     if not isinstance(block, Mapping | None):
-        raise AnalysisError(f'the block is {shown(block)}: give its settings, as in {{"entropy_weight": 0.01}}')
+        raise AnalysisError(
+            f'the block is {shown(block)}: give its settings, as in {{"entropy_weight": 0.01}}'
+        )
     block = dict(block or {})
     require_known("setting of a block", block, BLOCK_SETTINGS)
     for name, value in block.items():
@@ -237,12 +259,17 @@ def _trained(
             longest = _longest_read(model, settings.longest)
             examples = [
                 # By name: a split that lacks a class numbers the others differently.
-                (encode(corpus, tokenizer, longest), [train.classes.index(corpus.classes[i]) for i in corpus.labels])
+                (
+                    encode(corpus, tokenizer, longest),
+                    [train.classes.index(corpus.classes[i]) for i in corpus.labels],
+                )
                 for corpus in (train, validation)
             ]
             # Only now, since a classifier that cannot be built leaves the folder to another one.
             files.write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
-            Output(folder, "classifier", (train.name, validation.name), DESCRIPTION).seal(DESCRIPTION)
+            Output(folder, "classifier", (train.name, validation.name), DESCRIPTION).seal(
+                DESCRIPTION
+            )
             for home in ("", INITIAL, LAST)[: 3 if ends else 1]:
                 tokenizer.save_pretrained(folder / home)
             if ends:
@@ -258,18 +285,27 @@ def _trained(
 def _refuse_classes(train: Corpus, validation: Corpus) -> None:
     for corpus in (train, validation):
         if not isinstance(corpus, Corpus):
-            raise AnalysisError(f"the texts are {shown(corpus)}: give a corpus with classes, from load_corpus")
+            raise AnalysisError(
+                f"the texts are {shown(corpus)}: give a corpus with classes, from load_corpus"
+            )
         if corpus.kind != "text" or corpus.labels is None:
-            raise AnalysisError(f"{corpus.name} has no classes: give texts with them, as in reviews.csv:text:label")
+            raise AnalysisError(
+                f"{corpus.name} has no classes: give texts with them, as in reviews.csv:text:label"
+            )
     counts = Counter(train.classes[label] for label in train.labels)
     if len(counts) < 2:
-        raise AnalysisError(f"{train.name} has only one class, {next(iter(counts))}: give two or more")
+        raise AnalysisError(
+            f"{train.name} has only one class, {next(iter(counts))}: give two or more"
+        )
     if single := [name for name, count in counts.items() if count < 2]:
         raise AnalysisError(
-            f"{train.name} has only one example of {single[0]}: give two or more, or leave the class out"
+            f"{train.name} has only one example of {single[0]}: give two or more, or leave the "
+            "class out"
         )
     if unknown := sorted({validation.classes[label] for label in validation.labels} - set(counts)):
-        raise AnalysisError(f"{validation.name} has the class {unknown[0]}, which {train.name} lacks: leave it out")
+        raise AnalysisError(
+            f"{validation.name} has the class {unknown[0]}, which {train.name} lacks: leave it out"
+        )
 
 
 # The texts, and the class of each.
@@ -277,13 +313,19 @@ Examples = tuple[list[Encoded], list[int]]
 
 
 def _fit(
-    folder: Path, model: transformers.PreTrainedModel, train: Examples, validation: Examples, settings: Classification
+    folder: Path,
+    model: transformers.PreTrainedModel,
+    train: Examples,
+    validation: Examples,
+    settings: Classification,
 ) -> loop.TrainingLog:
     """Train the model, and write its best state; what is returned has yet to be finished."""
     (texts, labels), labels_to_find = train, torch.tensor(validation[1])
     adam = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)
     best = copy.deepcopy(model)
-    log = loop.TrainingLog(folder / TABLE, COLUMNS, str(model.device), model=model, adam=adam, best=best)
+    log = loop.TrainingLog(
+        folder / TABLE, COLUMNS, str(model.device), model=model, adam=adam, best=best
+    )
     for epoch in log.remaining(settings.epochs, "classifier"):
         torch.manual_seed(loop.drawn_seed(settings.seed, 1, epoch))
         losses = []
@@ -295,7 +337,9 @@ def _fit(
             adam.zero_grad()
             loss.backward()
             adam.step()
-        right = (predict_encoded(model.eval(), validation[0]) == labels_to_find).double().mean().item()
+        right = (
+            (predict_encoded(model.eval(), validation[0]) == labels_to_find).double().mean().item()
+        )
         log.rows.append([epoch, sum(losses) / len(losses), right])
         accuracies = [accuracy for _, _, accuracy in log.rows]
         since_best = len(accuracies) - 1 - accuracies.index(max(accuracies))
@@ -308,7 +352,9 @@ def _fit(
 
 
 def batches(texts: Sequence[Sequence], size: int) -> list[list[int]]:
-    """All texts once, ``size`` of similar length at a time, in an order drawn from torch's random numbers."""
+    """All texts once, ``size`` of similar length at a time, in an order drawn from torch's random
+    numbers.
+    """
     lengths, chunks = torch.tensor([*map(len, texts)]), []
     size = min(size, len(lengths))
     for pool in torch.randperm(len(lengths)).split(32 * size):
@@ -316,7 +362,9 @@ def batches(texts: Sequence[Sequence], size: int) -> list[list[int]]:
     return [chunks[i].tolist() for i in torch.randperm(len(chunks))]
 
 
-def inputs(model: transformers.PreTrainedModel, texts: Sequence[Encoded], chosen: Sequence[int]) -> dict[str, Tensor]:
+def inputs(
+    model: transformers.PreTrainedModel, texts: Sequence[Encoded], chosen: Sequence[int]
+) -> dict[str, Tensor]:
     """The inputs of a model for some of the texts, on its device."""
     parts = padded([texts[i].columns for i in chosen], model.config.pad_token_id or 0)
     return {name: part.to(model.device) for name, part in parts.items()}
@@ -324,10 +372,15 @@ def inputs(model: transformers.PreTrainedModel, texts: Sequence[Encoded], chosen
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> list[Encoded]:
     """The texts as the classifier reads them: no more than ``longest`` tokens of each."""
-    texts = (text.beginning(longest) for text in encoded(corpus.name, tokenizer, corpus.items, longest, cut=True))
+    texts = (
+        text.beginning(longest)
+        for text in encoded(corpus.name, tokenizer, corpus.items, longest, cut=True)
+    )
     # As tensors now, and not in every batch of every epoch.
     return [
-        dataclasses.replace(text, columns={name: torch.tensor(column) for name, column in text.columns.items()})
+        dataclasses.replace(
+            text, columns={name: torch.tensor(column) for name, column in text.columns.items()}
+        )
         for text in texts
     ]
 
@@ -336,7 +389,9 @@ def _longest_read(model: transformers.PreTrainedModel, longest: int) -> int:
     return min(longest, getattr(model.config, "max_position_embeddings", None) or longest)
 
 
-def predict_encoded(model: transformers.PreTrainedModel, texts: Sequence[Encoded]) -> Int[Tensor, " text"]:
+def predict_encoded(
+    model: transformers.PreTrainedModel, texts: Sequence[Encoded]
+) -> Int[Tensor, " text"]:
     """The class that the model predicts for each text."""
     predicted = torch.empty(len(texts), dtype=torch.long)
     with torch.inference_mode():
@@ -352,14 +407,19 @@ def classifier(folder: Path | str) -> tuple[transformers.PreTrainedModel, Tokeni
         AnalysisError: the folder holds none.
     """
     if not (Path(folder) / "config.json").is_file():
-        raise AnalysisError(f"{folder} holds no classifier: give a folder of finetune or self_attention")
+        raise AnalysisError(
+            f"{folder} holds no classifier: give a folder of finetune or self_attention"
+        )
     with reading(f"{folder} holds no classifier that can be read", Path(folder)):
         model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, **LOCALLY)
         return model, transformers.AutoTokenizer.from_pretrained(folder, **LOCALLY)
 
 
 def predict(
-    folder: Path | str, corpus: Corpus, longest: int = Classification.longest, device: str | None = None
+    folder: Path | str,
+    corpus: Corpus,
+    longest: int = Classification.longest,
+    device: str | None = None,
 ) -> pd.DataFrame:
     """The classes that a classifier predicts for the texts of a corpus.
 
@@ -373,18 +433,24 @@ def predict(
         One row per text: label and predicted, both names of classes.
 
     Raises:
-        AnalysisError: a corpus without classes, or with one that the classifier does not know; a device that cannot be
-            used.
+        AnalysisError: a corpus without classes, or with one that the classifier does not know; a
+            device that cannot be used.
     """
     device, longest = devices.usable(device), require_whole("longest", longest, 4)
     if not isinstance(corpus, Corpus):
-        raise AnalysisError(f"the texts are {shown(corpus)}: give a corpus with classes, from load_corpus")
+        raise AnalysisError(
+            f"the texts are {shown(corpus)}: give a corpus with classes, from load_corpus"
+        )
     model, tokenizer = classifier(require_path("the folder", folder))
     names = [model.config.id2label[label] for label in range(model.config.num_labels)]
     if corpus.labels is None:
-        raise AnalysisError(f"{corpus.name} has no classes: give texts with them, as in reviews.csv:text:label")
+        raise AnalysisError(
+            f"{corpus.name} has no classes: give texts with them, as in reviews.csv:text:label"
+        )
     if unknown := sorted(set(corpus.classes) - set(names)):
-        raise AnalysisError(f"{corpus.name} has the class {unknown[0]}, unknown to the classifier: leave it out")
+        raise AnalysisError(
+            f"{corpus.name} has the class {unknown[0]}, unknown to the classifier: leave it out"
+        )
     texts = encode(corpus, tokenizer, _longest_read(model, longest))
     predicted = predict_encoded(model.eval().to(device), texts)
     labels = [corpus.classes[label] for label in corpus.labels]
@@ -392,7 +458,9 @@ def predict(
 
 
 def accuracy(predictions: pd.DataFrame) -> dict[str, float]:
-    """The share of texts whose class is predicted, with Wilson's 95 % interval: accuracy, ci_low and ci_high."""
+    """The share of texts whose class is predicted, with Wilson's 95 % interval: accuracy, ci_low
+    and ci_high.
+    """
     is_table = isinstance(predictions, pd.DataFrame) and {"label", "predicted"} <= {*predictions}
     if not is_table or predictions.empty:
         raise AnalysisError(f"the predictions are {shown(predictions)}: give the table of predict")

@@ -12,17 +12,22 @@ from analysis_lib.errors import AnalysisError
 
 # As in BERT: rarer characters make a word unknown.
 ALPHABET = 1000
-# Marks where a word begins while pairs are merged; of Unicode's private use, so that no text holds it.
+# Marks where a word begins while pairs are merged; of Unicode's private use, so that no text holds
+# it.
 _START = "\ue000"
 
 
-def word_pieces(texts: Iterable[str], vocabulary: int, cased: bool = False) -> transformers.BertTokenizer:
-    """A BERT tokenizer whose word pieces are learned from the texts, which lower-cases unless it is to be cased.
+def word_pieces(
+    texts: Iterable[str], vocabulary: int, cased: bool = False
+) -> transformers.BertTokenizer:
+    """A BERT tokenizer whose word pieces are learned from the texts, which lower-cases unless it is
+    to be cased.
 
-    Words are cut as BERT cuts them, and the most frequent pair of pieces is merged again and again, which is what
-    the trainers of WordPiece in use do. Not by tokenizers' own trainer of word pieces, which finds others from run to
-    run (its issue 1794): its trainer of byte pairs does not, as long as no piece has a prefix. So the beginning of a
-    word is marked by a character instead, and what does not begin with it becomes a ``##`` piece afterwards.
+    Words are cut as BERT cuts them, and the most frequent pair of pieces is merged again and again,
+    which is what the trainers of WordPiece in use do. Not by tokenizers' own trainer of word
+    pieces, which finds others from run to run (its issue 1794): its trainer of byte pairs does not,
+    as long as no piece has a prefix. So the beginning of a word is marked by a character instead,
+    and what does not begin with it becomes a ``##`` piece afterwards.
 
     Args:
         vocabulary: how many pieces there are at most, special tokens included.
@@ -51,14 +56,18 @@ def _learned(texts: tuple[str, ...], vocabulary: int, cased: bool) -> list[str]:
     pieces = dict.fromkeys([*SPECIAL, *alphabet, *(f"##{letter}" for letter in alphabet)])
     if len(pieces) > vocabulary:
         raise AnalysisError(
-            f"a vocabulary of {vocabulary} has no room for the {len(alphabet)} characters of the texts: "
+            f"a vocabulary of {vocabulary} has no room for the {len(alphabet)} characters of the "
+            "texts: "
             f"give {len(pieces)} or more"
         )
     known = set(alphabet)
-    lines = (" ".join([_START + word] * count) for word, count in words.items() if known.issuperset(word))
+    lines = (
+        " ".join([_START + word] * count) for word, count in words.items() if known.issuperset(word)
+    )
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    # The trainer makes room for all it is allowed, and every merge shortens a word: there are no more than letters.
+    # The trainer makes room for all it is allowed, and every merge shortens a word: there are no
+    # more than letters.
     most = min(vocabulary, sum(len(word) + 1 for word in words)) + len(alphabet)
     trained.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=most, show_progress=False))
     # A vocabulary by number is in the order of the merges.

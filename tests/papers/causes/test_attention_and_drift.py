@@ -18,7 +18,9 @@ GROUPS = ["all", *map(str, range(4))]
 
 
 def planted(weights: dict[str, list[float]], quantity: str = "cls") -> pd.DataFrame:
-    """Rows of ``layer_by_layer``: a number per arm and layer, and a little more or less without each group."""
+    """Rows of ``layer_by_layer``: a number per arm and layer, and a little more or less without
+    each group.
+    """
     rows = {(arm, quantity, i): w for arm, ws in weights.items() for i, w in enumerate(ws, 1)}
     steps = np.array([0, -2, -1, 0, 1]) * 1e-4
     values = np.add.outer([*rows.values()], steps) * (1 + steps)
@@ -38,19 +40,35 @@ def bert(tmp_path_factory):
 
 def judged(attention: dict[str, list[float]], matched: list[float]) -> dict[str, tuple[float, str]]:
     """The numbers and verdicts of the page on attention."""
-    names = {"attention": planted(attention), "band": planted({"matched 1": matched, "random 1": [0.0, 0.0]})}
+    names = {
+        "attention": planted(attention),
+        "band": planted({"matched 1": matched, "random 1": [0.0, 0.0]}),
+    }
     tables = type("Told", (), {"title": "planted"})
     rows = run_cells(
-        "causes/attention", "def lost(", "def statistics(", "every = {", **names, tables=tables, corpus=[], beside=[]
+        "causes/attention",
+        "def lost(",
+        "def statistics(",
+        "every = {",
+        **names,
+        tables=tables,
+        corpus=[],
+        beside=[],
     )
     rows = rows["verdicts"]
     return {row.id: (row.value, row.verdict) for row in rows.itertuples()}
 
 
 def test_what_outliers_do_is_judged_on_planted_weights():
-    arms = {"unchanged": [0.4, 0.8], "mean": [0.2, 0.2], "only outliers": [0.4, 0.6], "other of the type": [0.4, 0.72]}
+    arms = {
+        "unchanged": [0.4, 0.8],
+        "mean": [0.2, 0.2],
+        "only outliers": [0.4, 0.6],
+        "other of the type": [0.4, 0.72],
+    }
     found = judged(arms, [0.4, 0.64])
-    # The parts lost are 0.5 and 0.75, of random ones 0 and 0.2; what is kept 1 and 0.75; lost within types 0 and 0.1.
+    # The parts lost are 0.5 and 0.75, of random ones 0 and 0.2; what is kept 1 and 0.75; lost
+    # within types 0 and 0.1.
     assert found["causes-outliers-draw-cls"] == (pytest.approx(0.625 - 0.1), "holds")
     assert found["causes-outliers-are-enough"] == (pytest.approx(0.875), "holds")
     assert found["causes-outliers-are-types"] == (pytest.approx(0.05 / 0.625), "holds")
@@ -61,18 +79,26 @@ def test_a_paired_interval_is_of_the_difference():
     change = (rows.loc["query"] - rows.loc["unchanged"]).mean()
     found = causes.interval(change)
     assert found.value == pytest.approx(0.1)
-    # What is added to both is gone; what is left is 0.1 · (1 + step), and Student's quantile has 3 degrees of freedom.
+    # What is added to both is gone; what is left is 0.1 · (1 + step), and Student's quantile has 3
+    # degrees of freedom.
     spread = np.sqrt(3 / 4 * 5) * 1e-5
     assert found.ci_high - found.ci_low == pytest.approx(2 * 3.182446 * spread, rel=1e-4)
 
 
 def test_the_verdicts_on_drift_follow_the_planted_entropy():
     sharper = planted({"unchanged": [0.4, 0.5], "query": [0.5, 0.6], "key": [0.4, 0.5]}, "entropy")
-    alike = planted({"unchanged": [0.4, 0.5], "query": [0.399, 0.499], "key": [0.4, 0.5]}, "entropy")
-    for trained, untrained, verdicts in ((sharper, alike, ["holds"] * 2), (alike, sharper, ["does not hold"] * 2)):
+    alike = planted(
+        {"unchanged": [0.4, 0.5], "query": [0.399, 0.499], "key": [0.4, 0.5]}, "entropy"
+    )
+    for trained, untrained, verdicts in (
+        (sharper, alike, ["holds"] * 2),
+        (alike, sharper, ["does not hold"] * 2),
+    ):
         found = {("Planted", "trained"): trained, ("Planted", "untrained"): untrained}
         names = {"found": found, "image_models": [], "title": str}
-        rows = run_cells("causes/drift", "changes = pd.concat", "effects = means", "rows = []", **names)["verdicts"]
+        rows = run_cells(
+            "causes/drift", "changes = pd.concat", "effects = means", "rows = []", **names
+        )["verdicts"]
         assert rows["verdict"].tolist() == verdicts
         values = (0.1, 0.001) if trained is sharper else (-0.001, 0.1)
         assert rows["value"].tolist() == pytest.approx(values)
@@ -95,7 +121,9 @@ def test_random_dimensions_are_as_many_and_the_matched_near_in_variance():
 
 
 def test_variances_are_those_of_what_attention_reads(bert, corpus):
-    table = measure(bert, corpus, [causes.DimensionVariances()], progress=False)["dimension_variances"]
+    table = measure(bert, corpus, [causes.DimensionVariances()], progress=False)[
+        "dimension_variances"
+    ]
     read = []
     with torch.no_grad():
         for text in corpus.items:
@@ -111,7 +139,9 @@ def test_each_layer_is_changed_alone_and_the_mean_key_moves_nothing(bert, corpus
     assert key.abs().max().max() < 1e-6
     # As one measurement says.
     change = Replace("query", layers=(2,), by="centre", of="others")
-    table = measure(bert, corpus, "attention_entropy", intervention=(change,), progress=False)["attention_entropy"]
+    table = measure(bert, corpus, "attention_entropy", intervention=(change,), progress=False)[
+        "attention_entropy"
+    ]
     expected = table.query("layer == 2")["entropy_normalised"].mean()
     assert found.loc[("query", "entropy", 2), "all"] == pytest.approx(expected, abs=1e-12)
     assert found.columns.tolist() == ["all", *map(str, range(4))]
@@ -121,10 +151,15 @@ def test_texts_of_one_article_are_told_by_their_mean_vectors(bert, corpus):
     means = []
     with torch.no_grad():
         for text in corpus.items:
-            means.append(bert.model(**bert.tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0))
+            means.append(
+                bert.model(**bert.tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+            )
     unit = torch.nn.functional.normalize(torch.stack(means).double(), dim=1)
     similar, articles = (unit @ unit.T).numpy(), np.array(corpus.units)
-    one = [roc_auc_score(np.delete(articles == articles[i], i), np.delete(similar[i], i)) for i in range(len(articles))]
+    one = [
+        roc_auc_score(np.delete(articles == articles[i], i), np.delete(similar[i], i))
+        for i in range(len(articles))
+    ]
     found = causes.same_article(bert, corpus, Replace("residual", by="nothing"), 1)
     assert found.loc["area", "all"] == pytest.approx(np.mean(one), abs=1e-6)
 
@@ -140,11 +175,15 @@ def test_what_ships_is_read_for_the_same_texts_alone(tmp_path, monkeypatch, corp
     assert causes.shipped("other", corpus) is None
 
 
-def test_what_single_dimensions_do_is_the_change_of_a_weight_with_an_interval_of_pairs(bert, corpus, monkeypatch):
+def test_what_single_dimensions_do_is_the_change_of_a_weight_with_an_interval_of_pairs(
+    bert, corpus, monkeypatch
+):
     monkeypatch.setattr(causes, "outliers", lambda _: {1: [2], 2: [3, 5]})
     found = causes.removed(bert, corpus, [2])
     places = found[["layer", "dimension", "arm"]].drop_duplicates().to_records(index=False).tolist()
-    alone = [(layer, 2, "alone") for layer in (1, 2)] + [(2, d, arm) for d in (3, 5) for arm in ("alone", "together")]
+    alone = [(layer, 2, "alone") for layer in (1, 2)] + [
+        (2, d, arm) for d in (3, 5) for arm in ("alone", "together")
+    ]
     assert places == alone
     assert [*found["model"].unique()] == [title(bert.name)]
     found = found.set_index(["layer", "dimension", "arm", "key_type"])
@@ -165,8 +204,13 @@ def test_effects_are_those_of_the_same_texts_and_models(tmp_path, monkeypatch, c
     (tmp_path / "measurements" / "causes").mkdir(parents=True)
     place = {"layer": 2, "dimension": 99, "arm": "alone", "key_type": "cls"}
     rows = pd.DataFrame([place | {"effect": -0.9, "ci_low": -0.95, "ci_high": -0.85, "groups": 4}])
-    named = [{"model": name, "texts": texts.sha256[:12]} for name, texts in (("minilm", corpus), ("bert-4", corpus))]
-    recorded.write(causes.REMOVED, [(rows, named[0]), (rows, named[1]), (rows, named[0] | {"texts": "other"})])
+    named = [
+        {"model": name, "texts": texts.sha256[:12]}
+        for name, texts in (("minilm", corpus), ("bert-4", corpus))
+    ]
+    recorded.write(
+        causes.REMOVED, [(rows, named[0]), (rows, named[1]), (rows, named[0] | {"texts": "other"})]
+    )
     found = causes.effects(["minilm", "path/to/model"], corpus)
     assert found.to_dict("records") == [{"model": "MiniLM", **rows.drop(columns="groups").iloc[0]}]
     assert causes.effects(["minilm"], corpus.take([0, 1])).empty

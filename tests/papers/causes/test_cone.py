@@ -23,7 +23,8 @@ def hidden(layer: int) -> np.ndarray:
     model, tokenizer = tiny.build("bert")
     with torch.no_grad():
         read = (
-            model.double().eval()(**tokenizer(t, return_tensors="pt"), output_hidden_states=True) for t in tiny.TEXTS
+            model.double().eval()(**tokenizer(t, return_tensors="pt"), output_hidden_states=True)
+            for t in tiny.TEXTS
         )
         return torch.cat([found.hidden_states[layer][0] for found in read]).numpy()
 
@@ -64,7 +65,11 @@ def test_partition_function():
 
 def test_what_is_measured_of_a_model_and_its_copy(folder):
     found = cones._measured(str(folder), CORPUS)
-    layers = found[found["space"].eq("hidden") & found["weights"].eq("trained")].groupby("quantity")["layer"].size()
+    layers = (
+        found[found["space"].eq("hidden") & found["weights"].eq("trained")]
+        .groupby("quantity")["layer"]
+        .size()
+    )
     assert layers.loc[["cosine", "share", "effective", "without_top", "without_random"]].eq(4).all()
     at = found[found["weights"].eq("trained") & found["layer"].eq(2)].set_index("quantity")["value"]
     vectors = hidden(2)
@@ -74,12 +79,18 @@ def test_what_is_measured_of_a_model_and_its_copy(folder):
     top = np.argsort(parts)[-3:]
     assert at["share"] == pytest.approx(parts[top].sum() / parts.sum(), rel=1e-4)
     assert at["effective"] == pytest.approx(parts.sum() ** 2 / (parts**2).sum(), rel=1e-4)
-    assert at["without_top"] == pytest.approx(mean_cosine(np.delete(vectors, top, axis=1)), rel=1e-4)
-    last = found[found["layer"].eq(3) & found["quantity"].eq("effective")].set_index("weights")["value"]
+    assert at["without_top"] == pytest.approx(
+        mean_cosine(np.delete(vectors, top, axis=1)), rel=1e-4
+    )
+    last = found[found["layer"].eq(3) & found["quantity"].eq("effective")].set_index("weights")[
+        "value"
+    ]
     assert last["ratio"] == pytest.approx(last["untrained"] / last["trained"])
 
 
-@pytest.mark.parametrize(("name", "data", "limit"), [("minilm", "wikipedia", 40), ("vit-s14", "photographs", 20)])
+@pytest.mark.parametrize(
+    ("name", "data", "limit"), [("minilm", "wikipedia", 40), ("vit-s14", "photographs", 20)]
+)
 def test_what_comes_with_the_book_is_of_the_texts_of_its_page(monkeypatch, name, data, limit):
     monkeypatch.setattr(cones, "_measured", None)
     found = cones.of_both(name, load_corpus(data, limit=limit, seed=0))
@@ -90,8 +101,12 @@ def test_verdicts_of_the_page():
     rows = [("trained", "share", layer, 0.6 - 0.1 * (layer == 2), 0.05) for layer in range(7)]
     rows = [*rows, ("trained", "share", 7, 0.1, 0.05), ("ratio", "effective", 7, 5.0, 1.0)]
     cone = pd.DataFrame(rows, columns=["weights", "quantity", "layer", "value", "reach"])
-    cone = cone.assign(ci_low=cone["value"] - cone["reach"], ci_high=cone["value"] + cone["reach"], groups=20)
-    cone = pd.concat([cone.assign(model="MiniLM"), cone.assign(model="low", value=0.3, ci_low=0.2, ci_high=0.4)])
+    cone = cone.assign(
+        ci_low=cone["value"] - cone["reach"], ci_high=cone["value"] + cone["reach"], groups=20
+    )
+    cone = pd.concat(
+        [cone.assign(model="MiniLM"), cone.assign(model="low", value=0.3, ci_low=0.2, ci_high=0.4)]
+    )
     names = {"cone": cone.reset_index(drop=True), "read": {"minilm": range(40), "low": range(3)}}
     found = run_cells("causes/cone", "def estimates", "claims.judged(", **names)["verdicts"]
     # Layers 3 and 4 of 7 are in the middle third; not 2, where the share is at the bound.

@@ -1,4 +1,6 @@
-"""Layer norms before and after attention: the sink and the spike of models that are trained here."""
+"""Layer norms before and after attention: the sink and the spike of models that are trained
+here.
+"""
 
 import numpy as np
 import pandas as pd
@@ -30,7 +32,11 @@ def test_numbers_are_those_of_transformers(tmp_path):
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
     found = spikes.first_tokens(str(tmp_path), CORPUS).set_index("layer")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").double().eval()
+    model = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+        .double()
+        .eval()
+    )
     heights, received, losses = [], [], []
     for text in tiny.TEXTS:
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -61,11 +67,17 @@ def test_what_comes_with_the_book_is_of_the_models_and_texts_of_its_page(monkeyp
             assert (found["most"] >= found["received"]).iloc[1:].all()
 
 
-@pytest.mark.parametrize(("received", "height", "told"), [(0.6, 20, "holds"), (0.1, 400, "does not hold")])
+@pytest.mark.parametrize(
+    ("received", "height", "told"), [(0.6, 20, "holds"), (0.1, 400, "does not hold")]
+)
 def test_verdicts_of_the_page(received, height, told):
-    draws = pd.MultiIndex.from_product([["bytes-prenorm", "bytes-postnorm"], range(5)], names=["model", "training"])
+    draws = pd.MultiIndex.from_product(
+        [["bytes-prenorm", "bytes-postnorm"], range(5)], names=["model", "training"]
+    )
     noise = 1 + np.array([-0.01, 0.0, 0.01, 0.0, 0.0] * 2)
-    most = pd.DataFrame({"received": received * noise, "height": height * noise, "loss": 1.0}, draws)
+    most = pd.DataFrame(
+        {"received": received * noise, "height": height * noise, "loss": 1.0}, draws
+    )
     names = {"most": most, "sentences": CORPUS, "norm_data": "texts", "trainings": 5}
     rows = run_cells("causes/checks", "statistics[f", **names)["verdicts"]
     verdicts = rows.set_index("id")["verdict"]

@@ -15,12 +15,19 @@ from analysis_lib.capture.interventions import Replace
 from analysis_lib.metrics.intervals import Estimate
 
 CORPUS = Corpus("texts", tiny.TEXTS)
-NUMBERS = {("spike: mean", "weight"): 0.4, ("spike: mean", "loss"): 2.0, ("key: masked everywhere", "loss"): 0.05}
+NUMBERS = {
+    ("spike: mean", "weight"): 0.4,
+    ("spike: mean", "loss"): 2.0,
+    ("key: masked everywhere", "loss"): 0.05,
+}
 NUMBERS |= {("token: another text's", "loss"): 0.01, ("spike: mean", "cosine"): 0.5}
 
 
 def planted(reach: float = 0.02) -> pd.DataFrame:
-    rows = [(*at, number, number - reach, number + reach, 20, 12, "507 247 14") for at, number in NUMBERS.items()]
+    rows = [
+        (*at, number, number - reach, number + reach, 20, 12, "507 247 14")
+        for at, number in NUMBERS.items()
+    ]
     columns = ["arm", "quantity", "value", "ci_low", "ci_high", "groups", "layer", "dimensions"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -78,7 +85,9 @@ def test_the_layer_of_the_spike_and_its_dimensions():
     tables = {"spike_height": heights.assign(height=[5.0, 1200.0, 9000.0, 9e9, 0, 0])}
     assert spikes.spike_layer(tables) == 1
     assert spikes.spike_layer(tables, 1e6) == 2  # None is so high: where it is highest.
-    means = pd.DataFrame({"layer": 1, "token_type": "first", "dimension": range(4), "mean": [1.0, -9, 3, 5]})
+    means = pd.DataFrame(
+        {"layer": 1, "token_type": "first", "dimension": range(4), "mean": [1.0, -9, 3, 5]}
+    )
     assert spikes.largest_dimensions({"dimension_means": means}, 1, "first", 2) == (1, 3)
 
 
@@ -87,7 +96,9 @@ def test_no_change_has_no_effect_and_every_arm_has_one(model):
     nothing = Replace("residual", by="nothing")
     plain = measure(model, CORPUS, metrics, intervention=nothing, progress=False)
     same = spikes.effects(plain, plain, 1, "first")
-    assert {name: one.value for name, one in same.items()} == pytest.approx({"weight": 1, "cosine": 1, "turned": 1})
+    assert {name: one.value for name, one in same.items()} == pytest.approx(
+        {"weight": 1, "cosine": 1, "turned": 1}
+    )
     found = spikes._measured(model, CORPUS, draws=2)
     assert set(found["arm"]) == {*spikes.arms(1, (0,), "first", 2), spikes.RANDOM}
     turned = found[found["quantity"] == "turned"]["value"]
@@ -112,7 +123,10 @@ def test_verdicts_of_the_page():
 
 
 def test_what_a_page_says_of_a_model_that_predicts_nothing():
-    predicts, turns = pd.DataFrame({"quantity": ["loss", "kl", "weight", "cosine"]}), ["turned", "weight", "cosine"]
+    predicts, turns = (
+        pd.DataFrame({"quantity": ["loss", "kl", "weight", "cosine"]}),
+        ["turned", "weight", "cosine"],
+    )
     assert [*spikes.panels(predicts)] == ["loss", "weight", "cosine"]
     assert [*spikes.panels(pd.DataFrame({"quantity": turns}))] == turns
     nothing, cost = Estimate(math.nan), Estimate(2.04, 1.0, 3.0)

@@ -6,7 +6,13 @@ import pytest
 import torch
 from planted import run_cells
 
-from analysis_book.papers.fosse.directions import attention_rows, cone, cosines, head_vectors, narrowing
+from analysis_book.papers.fosse.directions import (
+    attention_rows,
+    cone,
+    cosines,
+    head_vectors,
+    narrowing,
+)
 from analysis_lib import AnalysisError, load_model
 from tests import tiny
 
@@ -57,10 +63,13 @@ def test_a_planted_cone_has_its_angle_and_its_lengths():
     assert planted["angle"].tolist() == pytest.approx([35] * 4)
     assert planted["along"].tolist() == pytest.approx((lengths * np.cos(angle)).tolist())
     assert planted["aside"].abs().tolist() == pytest.approx((lengths * np.sin(angle)).tolist())
-    # Values on opposite sides of the axis are drawn on opposite sides where the principal direction lies: the longest.
+    # Values on opposite sides of the axis are drawn on opposite sides where the principal direction
+    # lies: the longest.
     assert planted["aside"].iloc[2] * planted["aside"].iloc[3] < 0
     output = found[found["vector"] == "output"].iloc[0]
-    assert np.hypot(output["along"], output["aside"]) == pytest.approx(np.linalg.norm(values.mean(0)))
+    assert np.hypot(output["along"], output["aside"]) == pytest.approx(
+        np.linalg.norm(values.mean(0))
+    )
     assert output["angle"] < 35
 
 
@@ -70,7 +79,9 @@ def test_no_output_leaves_a_cone_of_its_values():
     values[:, :, 0] += random.uniform(0, 4, (40, 1))
     weights = random.dirichlet(np.full(7, 0.3), (40, 7))
     vectors = values, weights @ values
-    found = pd.DataFrame([cone(vectors, head).groupby("vector")["angle"].max() for head in range(1, 41)])
+    found = pd.DataFrame(
+        [cone(vectors, head).groupby("vector")["angle"].max() for head in range(1, 41)]
+    )
     narrow = found[found["value"] <= 90]
     assert 5 < len(narrow) < 40
     assert (narrow["output"] <= narrow["value"] + 1e-9).all()
@@ -81,7 +92,9 @@ def test_heads_count_from_one(head):
     values, outputs = np.random.default_rng(0).standard_normal((2, 2, 3, 2))
     second = cone((values, outputs), 2)
     lengths = np.hypot(second["along"], second["aside"])
-    assert lengths.tolist() == pytest.approx(np.linalg.norm([*values[1], *outputs[1]], axis=1).tolist())
+    assert lengths.tolist() == pytest.approx(
+        np.linalg.norm([*values[1], *outputs[1]], axis=1).tolist()
+    )
     with pytest.raises(AnalysisError, match=f"no head {head}: give one from 1 to 2"):
         cone((values, outputs), head)
 
@@ -89,7 +102,9 @@ def test_heads_count_from_one(head):
 def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside():
     values = np.array([[3**0.5, 1.0], [3**0.5, -1.0]])
     outputs = np.array([[3**0.5, 0.0], [3**0.5, 0.8]])
-    drawn = cone((values[None], outputs[None]), 1).assign(stage="planted", word=["a", "b", "a", "b"])
+    drawn = cone((values[None], outputs[None]), 1).assign(
+        stage="planted", word=["a", "b", "a", "b"]
+    )
     cells = "def label", "grid = sns.relplot(cone"
     grid = run_cells("classification/direction", *cells, cone=drawn, widest=2.0)["grid"]
     (axes,) = grid.axes.flat

@@ -1,4 +1,6 @@
-"""More classes and less width: the sphere that layer norm leaves, planted directions, and what is trained on them."""
+"""More classes and less width: the sphere that layer norm leaves, planted directions, and what is
+trained on them.
+"""
 
 import numpy as np
 import pandas as pd
@@ -11,12 +13,17 @@ from analysis_book.papers.fosse.splits import largest_classes
 from analysis_book.training import self_attention
 from analysis_lib import AnalysisError
 from analysis_lib.corpora import Corpus
-from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib.models.architectures import (
+    SelfAttentionConfig,
+    SelfAttentionForSequenceClassification,
+)
 
 
 def test_nothing_is_learned_below_a_norm_of_width_two():
     model = SelfAttentionForSequenceClassification(
-        SelfAttentionConfig(vocab_size=30, hidden_size=2, num_labels=2, initializer_range=0.5, embedding_std=1.0)
+        SelfAttentionConfig(
+            vocab_size=30, hidden_size=2, num_labels=2, initializer_range=0.5, embedding_std=1.0
+        )
     ).double()
     ids = torch.randint(1, 30, (16, 5), generator=torch.Generator().manual_seed(0))
     model(ids, labels=torch.arange(16) % 2).loss.backward()
@@ -32,7 +39,10 @@ def planted(sizes: dict[str, int], name: str = "planted") -> Corpus:
 
 
 def test_the_largest_classes_are_the_same_in_all_splits():
-    train, test = planted({"d": 9, "a": 2, "c": 7, "b": 8}), planted({"a": 9, "b": 3, "c": 4, "d": 2}, "test")
+    train, test = (
+        planted({"d": 9, "a": 2, "c": 7, "b": 8}),
+        planted({"a": 9, "b": 3, "c": 4, "d": 2}, "test"),
+    )
     found = largest_classes([train, test], 3, 14)
     assert [corpus.classes for corpus in found] == [["b", "c", "d"]] * 2
     assert [np.bincount(corpus.labels).tolist() for corpus in found] == [[5, 5, 5], [2, 2, 2]]
@@ -67,7 +77,11 @@ def test_mean_directions_of_a_simplex_are_as_far_apart_as_can_be():
 
 
 def test_the_least_width_is_the_first_that_gives_the_share():
-    accuracies = {(2, 0): [0.5, 0.95, 0.9, 1.0], (2, 1): [0.5, 0.88, 0.96, 1.0], (9, 0): [0.1, 0.4, 0.7, 0.8]}
+    accuracies = {
+        (2, 0): [0.5, 0.95, 0.9, 1.0],
+        (2, 1): [0.5, 0.88, 0.96, 1.0],
+        (9, 0): [0.1, 0.4, 0.7, 0.8],
+    }
     rows = [
         {"classes": count, "seed": seed, "width": width, "accuracy": accuracy}
         for (count, seed), found in accuracies.items()
@@ -98,13 +112,29 @@ def words(monkeypatch, tmp_path):
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
     monkeypatch.setattr("analysis_book.papers.fosse.splits.splits", lambda data: corpora)
     trained = "analysis_book.training.self_attention"
-    monkeypatch.setattr(trained, lambda *texts, **rest: self_attention(*texts, **{**rest, **SETTINGS}), raising=False)
+    monkeypatch.setattr(
+        trained,
+        lambda *texts, **rest: self_attention(*texts, **{**rest, **SETTINGS}),
+        raising=False,
+    )
     return corpora
 
 
 def test_planted_classes_have_directions_of_their_own(words):
-    names = {"data": "words", "class_counts": [2, 4], "width": 16, "seeds": 2, "train_limit": 0, "test_limit": 40}
-    cells = ("schedule, trained", "def area_and_cosine", "estimates[count].append", "found = pd.DataFrame(rows")
+    names = {
+        "data": "words",
+        "class_counts": [2, 4],
+        "width": 16,
+        "seeds": 2,
+        "train_limit": 0,
+        "test_limit": 40,
+    }
+    cells = (
+        "schedule, trained",
+        "def area_and_cosine",
+        "estimates[count].append",
+        "found = pd.DataFrame(rows",
+    )
     ran = run_cells("classification/classes", *cells, "apart = ", **names, **EPOCHS)
     found = ran["found"]
     assert found[["classes", "seed"]].to_numpy().tolist() == [[2, 0], [2, 1], [4, 0], [4, 1]]
@@ -118,7 +148,10 @@ def test_planted_classes_have_directions_of_their_own(words):
     # Of two trainings there is no interval; two classes are no question of the paper.
     assert ran["verdicts"]["classes"].tolist() == [4, 4]
     assert set(ran["verdicts"]["verdict"]) == {NO_INTERVAL}
-    assert ran["verdicts"].set_index("id").loc["fosse-direction-per-class", "value"] == found["area"][2:].mean()
+    assert (
+        ran["verdicts"].set_index("id").loc["fosse-direction-per-class", "value"]
+        == found["area"][2:].mean()
+    )
 
 
 def test_widths_are_trained_and_scored_one_by_one(words):
@@ -141,5 +174,7 @@ def test_widths_are_trained_and_scored_one_by_one(words):
 def test_the_circle_is_a_circle(words):
     narrow = {**EPOCHS, "narrow_rate": 0.02, "train_limit": 0, "shown_classes": 4}
     found = run_cells("classification/classes", "plane = ", corpora=words, **narrow)["circle"]
-    assert np.hypot(found["x"], found["y"]).to_numpy() == pytest.approx(np.full(48, 3**0.5), abs=1e-4)
+    assert np.hypot(found["x"], found["y"]).to_numpy() == pytest.approx(
+        np.full(48, 3**0.5), abs=1e-4
+    )
     assert sorted(set(found["class"])) == ["ant", "bee", "cat", "dog"]

@@ -52,7 +52,9 @@ def test_planted_cones_separate_and_one_cloud_does_not():
     assert mean_areas(cones, labels, correct, np.arange(200)).tolist() == [1, 1]
     cloud = cosines(random.standard_normal((200, 30)))
     numbers = {"area": lambda kept: mean_areas(cloud, labels, correct, kept)}
-    assert [one.side(0.5) for one in over_texts(numbers, Corpus("x", range(200)))["area"]] == ["undecided"] * 2
+    assert [one.side(0.5) for one in over_texts(numbers, Corpus("x", range(200)))["area"]] == [
+        "undecided"
+    ] * 2
 
 
 def test_what_cannot_be_separated_is_refused():
@@ -96,7 +98,9 @@ def test_images_are_refused(tmp_path):
 
 
 def cloud_and_cones(utterances: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Vectors in which two classes are one cloud, vectors in which each has a direction, and the classes."""
+    """Vectors in which two classes are one cloud, vectors in which each has a direction, and the
+    classes.
+    """
     random = np.random.default_rng(2)
     labels = np.arange(utterances) % 2
     cloud = random.standard_normal((utterances, 12))
@@ -111,8 +115,12 @@ def test_intervals_leave_blocks_of_neighbours_out_of_all_that_is_computed():
     left_out = []
     for group in range(20):
         kept = np.arange(50) * 20 // 50 != group
-        left_out.append(mean_areas(cosines(cones[kept]), labels[kept], correct[kept], np.arange(kept.sum())))
-    low, high = jackknife_interval(mean_areas(similar, labels, correct, np.arange(50)), np.array(left_out))
+        left_out.append(
+            mean_areas(cosines(cones[kept]), labels[kept], correct[kept], np.arange(kept.sum()))
+        )
+    low, high = jackknife_interval(
+        mean_areas(similar, labels, correct, np.arange(50)), np.array(left_out)
+    )
     assert [(one.ci_low, one.ci_high, one.draws) for one in found["areas"]] == [
         (pytest.approx(low[i]), pytest.approx(high[i]), 20) for i in range(2)
     ]
@@ -126,7 +134,9 @@ def test_cosines_of_a_class_are_all_of_a_representative_and_another_text(own):
     found = of_class(similar, labels, correct, own, kept)
     for label in range(2):
         chosen = [r for r in kept if correct[r] and labels[r] == label]
-        rest = [similar[r, j] for r in chosen for j in kept if (labels[j] == label) == own and j != r]
+        rest = [
+            similar[r, j] for r in chosen for j in kept if (labels[j] == label) == own and j != r
+        ]
         assert sorted(found[label]) == sorted(rest)
 
 
@@ -135,7 +145,9 @@ def test_representatives_are_correct_utterances_of_their_class():
     drawn = {seed: draw_representatives(labels, correct, seed) for seed in range(8)}
     for representatives in drawn.values():
         assert list(representatives) == [0, 1, 2]
-        assert all(correct[place] and labels[place] == label for label, place in representatives.items())
+        assert all(
+            correct[place] and labels[place] == label for label, place in representatives.items()
+        )
     assert draw_representatives(labels, correct, 3) == drawn[3]
     assert len({tuple(found.values()) for found in drawn.values()}) > 1
     with pytest.raises(AnalysisError, match="class 2 was classified correctly"):
@@ -153,7 +165,9 @@ def test_cosines_to_a_representative_leave_itself_out():
 
 
 def turned(vectors: np.ndarray, classes: int) -> np.ndarray:
-    """The same, but a text of each class lies with another one: a number of which no text decides has no interval."""
+    """The same, but a text of each class lies with another one: a number of which no text decides
+    has no interval.
+    """
     return np.concatenate([np.roll(vectors[:classes], 1, axis=0), vectors[classes:]])
 
 
@@ -164,10 +178,14 @@ def judged(
     correct: np.ndarray | None = None,
     classes: tuple[str, ...] = ("a", "b", "c"),
 ) -> pd.DataFrame:
-    """The verdicts on five trainings, which take turns to end in these vectors, and on heads that narrow by 0.3."""
+    """The verdicts on five trainings, which take turns to end in these vectors, and on heads that
+    narrow by 0.3.
+    """
     correct = np.arange(len(labels)) % 4 > 0 if correct is None else correct
     names = np.array(classes[: len(np.unique(labels))])
-    test = Corpus("x", [str(i) for i in range(len(labels))], labels=labels.tolist(), classes=[*names])
+    test = Corpus(
+        "x", [str(i) for i in range(len(labels))], labels=labels.tolist(), classes=[*names]
+    )
     five = [(cosines(turned(trained[i % len(trained)], len(names))), correct) for i in range(5)]
     given = {
         "before": cosines(turned(before, len(names))),
@@ -175,16 +193,29 @@ def judged(
         "trained": five,
         "test": test,
     }
-    given |= {"train": test, "folders": [*"01234"], "splits": lambda _: [test], "load_model": str, "cone_texts": 40}
-    given |= {"trainings": pd.DataFrame({"epochs": [2] * 5, "failed": False, "judged": True}), "beside": []}
+    given |= {
+        "train": test,
+        "folders": [*"01234"],
+        "splits": lambda _: [test],
+        "load_model": str,
+        "cone_texts": 40,
+    }
+    given |= {
+        "trainings": pd.DataFrame({"epochs": [2] * 5, "failed": False, "judged": True}),
+        "beside": [],
+    }
     cells = "statistics = [", "ours = pd.concat"
-    stand_in = SimpleNamespace(**{**vars(directions), "narrowing": lambda _, texts: 0.3 + np.arange(len(texts)) / 1000})
+    stand_in = SimpleNamespace(
+        **{**vars(directions), "narrowing": lambda _, texts: 0.3 + np.arange(len(texts)) / 1000}
+    )
     found = run_cells("classification/direction", *cells, **given, directions=stand_in)["verdicts"]
     return found.set_index(found["id"].str.removeprefix("fosse-"))
 
 
 def planted_cones(classes: int, noise: float, angle: float = 90.0) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors around a direction per class, the second at an angle to the first, the third orthogonal to both."""
+    """Vectors around a direction per class, the second at an angle to the first, the third
+    orthogonal to both.
+    """
     random, labels = np.random.default_rng(0), np.arange(40 * classes) % classes
     second = np.cos(np.radians(angle)), np.sin(np.radians(angle))
     axes = np.pad([[1, 0, 0], [*second, 0], [0, 0, 1]][:classes], ((0, 0), (0, 9)))
@@ -202,9 +233,13 @@ TWO_CLASSES = ["own-class-high", "orthogonal-median", "orthogonal-most"]
 def test_direction_claims_hold_on_one_cloud_that_becomes_two_orthogonal_cones():
     after, labels = planted_cones(2, noise=0.1)
     found = judged(one_cloud(after), after, labels=labels)
-    assert found["verdict"].to_dict() == dict.fromkeys([*CLAIMS, *TWO_CLASSES, "outputs-in-cone"], "holds")
+    assert found["verdict"].to_dict() == dict.fromkeys(
+        [*CLAIMS, *TWO_CLASSES, "outputs-in-cone"], "holds"
+    )
     assert found.loc["outputs-in-cone", "value"] == pytest.approx(0.3 + 0.001 * 19.5)
-    assert found["sample"].tolist()[:6] == ["80 texts; 5 trainings of 2 epochs on 80 of 80 texts"] * 6
+    assert (
+        found["sample"].tolist()[:6] == ["80 texts; 5 trainings of 2 epochs on 80 of 80 texts"] * 6
+    )
     assert found["sample"].iloc[6].startswith("40 texts; ")
     assert set(found["draws"]) == {5}
 
@@ -220,7 +255,9 @@ def test_direction_claims_fail_on_two_cones_that_become_one_cloud():
 def test_classes_at_another_angle_are_told_apart_and_not_orthogonal(angle):
     after, labels = planted_cones(2, noise=0.1, angle=angle)
     found = judged(one_cloud(after), after, labels=labels)
-    assert found["verdict"][[*CLAIMS, *TWO_CLASSES]].tolist()[:5] == ["holds"] * 4 + ["does not hold"]
+    assert found["verdict"][[*CLAIMS, *TWO_CLASSES]].tolist()[:5] == ["holds"] * 4 + [
+        "does not hold"
+    ]
     assert found.loc["orthogonal-most", "value"] < 0.1
 
 
@@ -237,7 +274,9 @@ def test_a_median_of_zero_is_not_most_cosines_near_zero():
 def test_of_three_classes_the_one_that_is_told_apart_least_decides():
     after, labels = planted_cones(3, noise=0.1)
     found = judged(one_cloud(after), after, labels=labels)
-    assert found["verdict"].to_dict() == dict.fromkeys([*CLAIMS, "own-class-high", "outputs-in-cone"], "holds")
+    assert found["verdict"].to_dict() == dict.fromkeys(
+        [*CLAIMS, "own-class-high", "outputs-in-cone"], "holds"
+    )
     two_alike, labels = planted_cones(3, noise=0.1, angle=0)
     found = judged(one_cloud(after), two_alike, labels=labels).loc["direction-is-class"]
     assert found["value"] < 0.8
@@ -254,7 +293,9 @@ def test_trainings_that_end_differently_leave_the_claims_undecided():
 
 
 def test_a_representative_of_contradiction_and_the_two_others():
-    """The third class leans towards the second: a representative of the second tells it from the first."""
+    """The third class leans towards the second: a representative of the second tells it from the
+    first.
+    """
     vectors, labels = planted_cones(3, noise=0.05)
     vectors[labels == 2] += 0.1 * vectors[labels == 1]
     correct, similar = np.arange(120) % 5 > 0, cosines(vectors)

@@ -1,4 +1,6 @@
-"""Trainings: which failed, what is judged, verdicts over them, and the accuracies of the page on Table 1."""
+"""Trainings: which failed, what is judged, verdicts over them, and the accuracies of the page on
+Table 1.
+"""
 
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from analysis_lib.metrics.intervals import Estimate, seed_and_unit_interval
 
 
 def corpus(size: int) -> Corpus:
-    return Corpus("x", [str(i) for i in range(size)], labels=[i % 2 for i in range(size)], classes=["a", "b"])
+    return Corpus(
+        "x", [str(i) for i in range(size)], labels=[i % 2 for i in range(size)], classes=["a", "b"]
+    )
 
 
 @pytest.fixture
@@ -53,12 +57,17 @@ def test_where_all_fail_the_first_is_shown_and_nothing_decided(trained):
     found = finetuning.finetunings(None, corpus(100), corpus(80), 5, first=2)
     assert found["seed"].tolist() == list(range(2, 12))
     assert found["judged"].tolist() == [True] + [False] * 9
-    rows = finetuning.verdicts([{"fosse-marked-convergence": Estimate(0.4, 0.3, 0.5, 20)}], "one text")
+    rows = finetuning.verdicts(
+        [{"fosse-marked-convergence": Estimate(0.4, 0.3, 0.5, 20)}], "one text"
+    )
     assert rows["verdict"].tolist() == ["no interval"]
 
 
 def test_each_of_several_numbers_has_to_lie_beyond_the_bound():
-    steps = [[Estimate(0.2 + n / 100, 0.1, 0.3, 20), Estimate(0.1 - n / 20, 0.0, 0.2, 20)] for n in range(5)]
+    steps = [
+        [Estimate(0.2 + n / 100, 0.1, 0.3, 20), Estimate(0.1 - n / 20, 0.0, 0.2, 20)]
+        for n in range(5)
+    ]
     found = finetuning.verdicts([{"fosse-constant-growth": of} for of in steps], "five")
     second = seed_and_unit_interval(of[1] for of in steps)
     assert found["value"].item() == pytest.approx(second.value)
@@ -85,7 +94,9 @@ TRUE = np.repeat([0, 1], 50)
 
 
 def on_page(data: str, right: dict[str, int]) -> dict:
-    """The page on 100 texts of which so many are classified rightly by each of three classifiers, five times."""
+    """The page on 100 texts of which so many are classified rightly by each of three classifiers,
+    five times.
+    """
     test = Corpus("x", [str(i) for i in range(100)], labels=TRUE.tolist(), classes=["a", "b"])
 
     class Directions:
@@ -97,10 +108,28 @@ def on_page(data: str, right: dict[str, int]) -> dict:
             found = np.random.default_rng(int(seed)).permutation(100) < right[kind] + int(seed)
             return np.where(found == (TRUE == 0), "a", "b")
 
-    trainings = {"folder": [f"encoder {n}" for n in range(5)], "epochs": 3, "failed": False, "judged": True}
-    names = {"trainings": pd.DataFrame(trainings), "seed": 0, "data": data, "train": test, "validation": test}
-    names |= {"test": test, "directions": Directions, "self_attention": lambda *_, seed: f"layer {seed}"}
-    names |= {"by_direction": lambda folder: Directions.predicted(folder, test), "display": lambda *_: None}
+    trainings = {
+        "folder": [f"encoder {n}" for n in range(5)],
+        "epochs": 3,
+        "failed": False,
+        "judged": True,
+    }
+    names = {
+        "trainings": pd.DataFrame(trainings),
+        "seed": 0,
+        "data": data,
+        "train": test,
+        "validation": test,
+    }
+    names |= {
+        "test": test,
+        "directions": Directions,
+        "self_attention": lambda *_, seed: f"layer {seed}",
+    }
+    names |= {
+        "by_direction": lambda folder: Directions.predicted(folder, test),
+        "display": lambda *_: None,
+    }
     cells = "folders, given", "levels = {", "named = {"
     return run_cells("classification/accuracy", *cells, **names, splits=lambda _: [test])
 
@@ -123,18 +152,27 @@ def test_both_classifiers_are_tested_on_the_same_texts():
         ("yelphat", 60, -0.2, "does not hold"),
     ],
 )
-def test_an_encoder_and_one_layer_are_judged_on_the_corpus_the_paper_names(data, layer, value, verdict):
+def test_an_encoder_and_one_layer_are_judged_on_the_corpus_the_paper_names(
+    data, layer, value, verdict
+):
     (row,) = on_page(data, {"encoder": 80, "layer": layer})["judged"].itertuples()
     assert row.id == {"yelphat": "fosse-small-gap"}.get(data, "fosse-one-layer-beats-encoder")
     assert (row.value, row.verdict) == (pytest.approx(value), verdict)
 
 
 def test_one_layer_is_judged_where_it_was_trained_on_enough_texts():
-    found = run_cells("classification/accuracy", "alone = trials", "in_paper = {", kinds=["encoder", "", "one layer"])
+    found = run_cells(
+        "classification/accuracy",
+        "alone = trials",
+        "in_paper = {",
+        kinds=["encoder", "", "one layer"],
+    )
     rows = pd.DataFrame(found["rows"]).set_index("id")
     assert rows["dataset"].tolist() == ["HateXplain", "YelpHat", "e-SNLI"]
     assert rows.loc["fosse-one-layer-e-snli", "verdict"] == "not applicable"
-    assert rows.loc["fosse-one-layer-e-snli", "sample"].endswith("on 18,000 texts, the paper's are some 550,000")
+    assert rows.loc["fosse-one-layer-e-snli", "sample"].endswith(
+        "on 18,000 texts, the paper's are some 550,000"
+    )
     assert rows.loc["fosse-one-layer-hatexplain", "value"] == pytest.approx(
         found["alone"].query("dataset == 'HateXplain'")["accuracy"].mean(), abs=1e-3
     )
@@ -142,16 +180,22 @@ def test_one_layer_is_judged_where_it_was_trained_on_enough_texts():
 
 def test_an_accuracy_carries_the_sampling_of_its_test_texts():
     """Five trainings that agree to a tenth of a point are no surer than 1,000 texts allow."""
-    alone = pd.DataFrame({"dataset": "HateXplain", "accuracy": [0.6, 0.601, 0.6, 0.599, 0.6], "epochs": 3.0})
+    alone = pd.DataFrame(
+        {"dataset": "HateXplain", "accuracy": [0.6, 0.601, 0.6, 0.599, 0.6], "epochs": 3.0}
+    )
     sizes = {"HateXplain": {"train": 15_000, "test": 1000}}
     names = {"kinds": ["", "", "one layer"], "alone": alone, "sizes": sizes}
     (row,) = run_cells("classification/accuracy", "in_paper = {", **names)["rows"]
-    assert (row["ci_high"] - row["ci_low"]) / 2 == pytest.approx(1.96 * (0.6 * 0.4 / 1000) ** 0.5, rel=0.02)
+    assert (row["ci_high"] - row["ci_low"]) / 2 == pytest.approx(
+        1.96 * (0.6 * 0.4 / 1000) ** 0.5, rel=0.02
+    )
 
 
 def test_the_nearest_direction_is_that_of_the_mean_of_a_class():
     class Directions:
-        class_vectors = staticmethod(lambda _, texts: np.array([t.split() for t in texts.items], float))
+        class_vectors = staticmethod(
+            lambda _, texts: np.array([t.split() for t in texts.items], float)
+        )
 
     train = Corpus("x", ["9 0", "1 1", "0 5"], labels=[0, 1, 1], classes=["a", "b"])
     test = Corpus("x", ["2 0.1", "0.1 0.4", "1 0.3"])

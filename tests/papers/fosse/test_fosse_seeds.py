@@ -13,18 +13,31 @@ from analysis_book.papers.fosse import directions, trials
 SEEDS = (0, 1, 2, 3, 4)
 
 
-def rows(quantity, value, layers=1, layer=1, weight=0.0, stage="kept", dataset="HateXplain", wobble=1e-4):
+def rows(
+    quantity, value, layers=1, layer=1, weight=0.0, stage="kept", dataset="HateXplain", wobble=1e-4
+):
     """A number of every seed, a little apart."""
     scale = wobble * (1 + layer * layers * len(stage) * len(quantity) + np.log10(1 + weight))
-    about = {"dataset": dataset, "layers": layers, "entropy_weight": weight, "quantity": quantity, "layer": layer}
-    return [{**about, "stage": stage, "seed": seed, "value": value + scale * (seed - 2)} for seed in SEEDS]
+    about = {
+        "dataset": dataset,
+        "layers": layers,
+        "entropy_weight": weight,
+        "quantity": quantity,
+        "layer": layer,
+    }
+    return [
+        {**about, "stage": stage, "seed": seed, "value": value + scale * (seed - 2)}
+        for seed in SEEDS
+    ]
 
 
 def table(*parts) -> pd.DataFrame:
     return pd.DataFrame([row for part in parts for row in part]).astype({"layer": "Int64"})
 
 
-def stages(quantity: str, dataset: str = "HateXplain", **similarities: tuple[float, ...]) -> list[dict]:
+def stages(
+    quantity: str, dataset: str = "HateXplain", **similarities: tuple[float, ...]
+) -> list[dict]:
     """A quantity in each layer of one model, by the state of the model."""
     return [
         row
@@ -40,19 +53,32 @@ def of_depth(*parts: list[dict], seeds: int = 5) -> pd.DataFrame:
     found = table(*one, *parts)
     found = found[found["seed"] < seeds]
     names = {"found": found, "shipped": found.iloc[:0], "class_data": []}
-    cells = ("of_deeper = ", "leads = ", '"fosse-values-lead": leads', "steps = gained", "trials.samples")
+    cells = (
+        "of_deeper = ",
+        "leads = ",
+        '"fosse-values-lead": leads',
+        "steps = gained",
+        "trials.samples",
+    )
     return run_cells("classification/keys-and-values", *cells, **names)["verdicts"].set_index("id")
 
 
 def layers_of(key, value, entropy=(0.9, 0.9), dataset="HateXplain") -> list[list[dict]]:
     of = {"key": key, "value": value, "entropy": entropy}
     before = {name: (0.0,) * len(values) for name, values in of.items()}
-    return [stages(name, dataset, untrained=before[name], kept=values) for name, values in of.items()]
+    return [
+        stages(name, dataset, untrained=before[name], kept=values) for name, values in of.items()
+    ]
 
 
 def test_depth_makes_keys_alike_and_values_not():
     found = of_depth(*layers_of(key=(0.4, 0.8), value=(0.7, 0.3)))
-    expected = {"keys-last-layer": 0.4, "keys-depth": 0.3, "values-last-layer": -0.4, "values-depth": -0.2}
+    expected = {
+        "keys-last-layer": 0.4,
+        "keys-depth": 0.3,
+        "values-last-layer": -0.4,
+        "values-depth": -0.2,
+    }
     for name, value in (expected | {"values-lead": -0.5}).items():
         row = found.loc[f"fosse-{name}"]
         assert row["value"] == pytest.approx(value)
@@ -62,18 +88,29 @@ def test_depth_makes_keys_alike_and_values_not():
 
 def test_values_lead_where_training_adds_more_to_them():
     found = of_depth(*layers_of(key=(0.1, 0.3), value=(0.1, 0.7)))
-    assert found.loc["fosse-values-lead", ["value", "verdict"]].tolist() == [pytest.approx(0.4), HOLDS]
+    assert found.loc["fosse-values-lead", ["value", "verdict"]].tolist() == [
+        pytest.approx(0.4),
+        HOLDS,
+    ]
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 4])
 def test_fewer_than_five_seeds_decide_nothing(seeds):
-    assert set(of_depth(*layers_of((0.4, 0.8), (0.7, 0.3)), seeds=seeds)["verdict"]) == {NO_INTERVAL}
+    assert set(of_depth(*layers_of((0.4, 0.8), (0.7, 0.3)), seeds=seeds)["verdict"]) == {
+        NO_INTERVAL
+    }
 
 
 def test_of_pairs_the_paper_says_the_contrary_of_keys():
-    # Ours rise by 0.4 where the paper's fall: a replication that failed, and no support for the claim on the others.
-    found = of_depth(*layers_of((0.4, 0.8), (0.4, 0.8), dataset="e-SNLI")).query("dataset == 'e-SNLI'")
-    assert found.loc["fosse-keys-of-pairs", ["value", "verdict"]].tolist() == [pytest.approx(-0.4), FAILS]
+    # Ours rise by 0.4 where the paper's fall: a replication that failed, and no support for the
+    # claim on the others.
+    found = of_depth(*layers_of((0.4, 0.8), (0.4, 0.8), dataset="e-SNLI")).query(
+        "dataset == 'e-SNLI'"
+    )
+    assert found.loc["fosse-keys-of-pairs", ["value", "verdict"]].tolist() == [
+        pytest.approx(-0.4),
+        FAILS,
+    ]
     assert "fosse-keys-last-layer" not in found.index
     assert found.loc["fosse-values-last-layer", "verdict"] == HOLDS
     assert found["sample"].iloc[0].endswith("18,000 of the paper's 550,000 texts, 5 seeds")
@@ -81,12 +118,19 @@ def test_of_pairs_the_paper_says_the_contrary_of_keys():
 
 def test_each_step_must_add_to_what_was_there_before_training():
     before = (0.1, 0.2, 0.3)
-    # Keys grow in every step, and in the last by less than they did before training; values by more.
+    # Keys grow in every step, and in the last by less than they did before training; values by
+    # more.
     keys = stages("key", untrained=before, kept=(0.3, 0.6, 0.65))
     values = stages("value", untrained=before, kept=(0.3, 0.6, 0.9))
     found = of_depth(keys, values, stages("entropy", untrained=before, kept=before))
-    assert found.loc["fosse-keys-step-by-step", ["value", "verdict"]].tolist() == [pytest.approx(-0.05), FAILS]
-    assert found.loc["fosse-values-step-by-step", ["value", "verdict"]].tolist() == [pytest.approx(0.2), HOLDS]
+    assert found.loc["fosse-keys-step-by-step", ["value", "verdict"]].tolist() == [
+        pytest.approx(-0.05),
+        FAILS,
+    ]
+    assert found.loc["fosse-values-step-by-step", ["value", "verdict"]].tolist() == [
+        pytest.approx(0.2),
+        HOLDS,
+    ]
     assert found.loc["fosse-values-last-layer", "verdict"] == HOLDS
 
 
@@ -102,7 +146,9 @@ def test_early_attention_is_less_uniform_than_late(ends, verdict):
 WEIGHTS = (0.0, 10.0, 100.0)
 
 
-def at_weights(numbers: dict[str, tuple[float, ...]], weights: tuple[float, ...], stage: str) -> pd.DataFrame:
+def at_weights(
+    numbers: dict[str, tuple[float, ...]], weights: tuple[float, ...], stage: str
+) -> pd.DataFrame:
     parts = []
     for name, values in numbers.items():
         for weight, value in zip(WEIGHTS, values, strict=True):
@@ -116,9 +162,15 @@ def sparse_only(
     kept: dict[str, tuple[float, ...]] | None = None,
     **numbers: tuple[float, ...],
 ) -> pd.DataFrame:
-    """The verdicts on a penalty, of numbers at three weights; those of the kept epoch are the same unless given."""
+    """The verdicts on a penalty, of numbers at three weights; those of the kept epoch are the same
+    unless given.
+    """
     every = at_weights(numbers, weights, "last")
-    names = {"every": every, "kept": at_weights(numbers | (kept or {}), weights, "kept"), "class_data": []}
+    names = {
+        "every": every,
+        "kept": at_weights(numbers | (kept or {}), weights, "kept"),
+        "class_data": [],
+    }
     cells = ("none, most = ", "changes = ", "tests |= ", "cost = ")
     return run_cells("classification/entropy", *cells, **names)["verdicts"].set_index("id")
 
@@ -143,19 +195,28 @@ def test_the_claims_on_entropy_hold_where_they_should():
 
 
 def test_the_accuracy_of_sparse_attention_carries_the_sampling_of_the_test_texts():
-    """Seeds that agree to a thousandth are no surer than the 1,924 texts of HateXplain allow, read by both models."""
+    """Seeds that agree to a thousandth are no surer than the 1,924 texts of HateXplain allow, read
+    by both models.
+    """
     row = sparse_only(**FALLING | {"accuracy": (0.6, 0.6, 0.6)}).loc["fosse-sparse-accuracy"]
-    assert (row["ci_high"] - row["ci_low"]) / 2 == pytest.approx(1.96 * (2 * 0.6 * 0.4 / 1924) ** 0.5, rel=1e-3)
+    assert (row["ci_high"] - row["ci_low"]) / 2 == pytest.approx(
+        1.96 * (2 * 0.6 * 0.4 / 1924) ** 0.5, rel=1e-3
+    )
     assert row["verdict"] == UNDECIDED
 
 
 def test_the_accuracy_of_sparse_attention_is_that_of_the_kept_epoch():
-    """What training goes on to when the validation accuracy gains no more is not what one would use."""
+    """What training goes on to when the validation accuracy gains no more is not what one would
+    use.
+    """
     same, lost = {"accuracy": (0.65, 0.65, 0.66)}, {"accuracy": (0.65, 0.6, 0.5)}
     names = FALLING | {"accuracy": (0.6, 0.6, 0.6)}
-    assert sparse_only(kept=same, **names).loc["fosse-sparse-accuracy", "value"] == pytest.approx(0.01, abs=1e-3)
+    assert sparse_only(kept=same, **names).loc["fosse-sparse-accuracy", "value"] == pytest.approx(
+        0.01, abs=1e-3
+    )
     assert sparse_only(kept=lost, **names).loc["fosse-sparse-accuracy", "verdict"] == FAILS
-    # Attention that becomes sparse only after that epoch says nothing of what sparse attention costs there.
+    # Attention that becomes sparse only after that epoch says nothing of what sparse attention
+    # costs there.
     late = sparse_only(kept=lost | {"entropy": (0.99, 0.99, 0.99)}, **names)
     assert late.loc["fosse-sparse-accuracy", "verdict"] == NOT_APPLICABLE
     assert late.loc["fosse-norm-of-keys", "verdict"] == HOLDS
@@ -177,7 +238,11 @@ def test_values_that_a_weight_does_not_change_have_no_trend(recwarn):
 
 def test_the_claims_on_sparse_attention_fail_where_they_should():
     opposite = {"key": (0.7, 0.3, 0.1), "value": (0.9, 0.7, 0.5), "hidden": (0.9, 0.7, 0.5)}
-    opposite |= {"key_norm": (2.0, 1.5, 1.0), "accuracy": (0.65, 0.6, 0.5), "entropy": (0.9, 0.6, 0.5)}
+    opposite |= {
+        "key_norm": (2.0, 1.5, 1.0),
+        "accuracy": (0.65, 0.6, 0.5),
+        "entropy": (0.9, 0.6, 0.5),
+    }
     verdicts = sparse_only(**opposite)["verdict"].drop("fosse-values-converge")
     assert verdicts.tolist() == [HOLDS, *5 * [FAILS]]
 
@@ -194,7 +259,10 @@ def test_keys_that_are_orthogonal_without_a_penalty_cannot_become_so():
 
 
 def test_training_that_makes_values_less_alike_does_not_build_their_convergence():
-    parts = [stages("key", untrained=(0.2,), kept=(0.5,)), stages("value", untrained=(0.9,), kept=(0.6,))]
+    parts = [
+        stages("key", untrained=(0.2,), kept=(0.5,)),
+        stages("value", untrained=(0.9,), kept=(0.6,)),
+    ]
     both = table(*parts).assign(variant="no biases")
     names = {"one_layer": both, "every": both, "data": "reviews", "train_limit": 8}
     found = run_cells("classification/checks", "gain = ", **names)["verdicts"]
@@ -205,11 +273,18 @@ def test_training_that_makes_values_less_alike_does_not_build_their_convergence(
 
 @pytest.mark.parametrize("towards", ["queries", "keys"])
 def test_shrinking_acts_on_what_is_shrunk(towards):
-    """Orthogonal queries that each attend to one key have rows of their own; equal keys give uniform rows."""
+    """Orthogonal queries that each attend to one key have rows of their own; equal keys give
+    uniform rows.
+    """
     found = run_cells("classification/checks", "def shrunk")
     vectors = 9.0 * np.eye(4)[None]
-    shrunk = {"queries": (found["shrunk"](vectors, 0), vectors), "keys": (vectors, found["shrunk"](vectors, 0))}
-    before, after = (directions.attention_rows(*pair) for pair in ((vectors, vectors), shrunk[towards]))
+    shrunk = {
+        "queries": (found["shrunk"](vectors, 0), vectors),
+        "keys": (vectors, found["shrunk"](vectors, 0)),
+    }
+    before, after = (
+        directions.attention_rows(*pair) for pair in ((vectors, vectors), shrunk[towards])
+    )
     # Each row is on one key: a quarter of it is where the mean row is.
     assert found["sameness"](before) == pytest.approx(0.25, abs=1e-6)
     assert found["uniformity"](before) == pytest.approx(0.0, abs=1e-6)
@@ -229,11 +304,19 @@ def test_layers_of_untrained_models_are_no_cones():
 
 @pytest.mark.parametrize(("step", "verdict"), [(0.1, HOLDS), (-0.1, FAILS)])
 def test_entropy_rises_where_that_of_the_last_layer_does(step, verdict):
-    trained = [{"training": str(seed), "layer": 2, "entropy": 0.5 + step + 0.01 * seed} for seed in SEEDS]
-    rows_of_first = [{"training": t, "layer": 1, "entropy": 0.5 - step} for t in ("before", *map(str, SEEDS))]
-    tuned = pd.DataFrame([{"training": "before", "layer": 2, "entropy": 0.52}, *trained, *rows_of_first])
+    trained = [
+        {"training": str(seed), "layer": 2, "entropy": 0.5 + step + 0.01 * seed} for seed in SEEDS
+    ]
+    rows_of_first = [
+        {"training": t, "layer": 1, "entropy": 0.5 - step} for t in ("before", *map(str, SEEDS))
+    ]
+    tuned = pd.DataFrame(
+        [{"training": "before", "layer": 2, "entropy": 0.52}, *trained, *rows_of_first]
+    )
     runs = {"a": SimpleNamespace(run={"texts": 9})}
-    found = run_cells("classification/checks", "rise = ", tuned=tuned.assign(dataset="a"), runs=runs)["verdicts"]
+    found = run_cells(
+        "classification/checks", "rise = ", tuned=tuned.assign(dataset="a"), runs=runs
+    )["verdicts"]
     assert found["verdict"].tolist() == [verdict]
     assert found["value"].tolist() == pytest.approx([step])
     assert found["sample"].tolist() == ["9 texts, 5 trainings"]

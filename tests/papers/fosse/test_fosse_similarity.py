@@ -26,9 +26,13 @@ class PlantedSimilarity:
 
     def table(self, curve: np.ndarray | None = None) -> pd.DataFrame:
         curve = self.curve if curve is None else curve
-        hidden = pd.DataFrame({"space": "hidden", "layer": np.arange(len(curve)), "similarity": curve})
+        hidden = pd.DataFrame(
+            {"space": "hidden", "layer": np.arange(len(curve)), "similarity": curve}
+        )
         others = [
-            pd.DataFrame({"space": space, "layer": np.arange(1, len(curve)), "similarity": similar + of_head})
+            pd.DataFrame(
+                {"space": space, "layer": np.arange(1, len(curve)), "similarity": similar + of_head}
+            )
             for space, similar in {"query": 0.9, "key": 0.9, "value": 0.9, **self.alike}.items()
             for of_head in (-0.05, 0.05)
         ]
@@ -50,10 +54,18 @@ class PlantedEntropy(PlantedSimilarity):
         layers = np.repeat(np.arange(1, len(self.curve)), 2)
         wide = np.where(layers == layers[-1], self.alike.get("entropy", 0.5), 0.7)
         of_heads = wide + np.tile([-0.05, 0.05], len(self.curve) - 1)
-        return pd.DataFrame({"layer": layers, "head": 1 + np.arange(len(layers)) % 2, "entropy_normalised": of_heads})
+        return pd.DataFrame(
+            {
+                "layer": layers,
+                "head": 1 + np.arange(len(layers)) % 2,
+                "entropy_normalised": of_heads,
+            }
+        )
 
 
-def of_groups(curve: np.ndarray, groups: tuple[np.ndarray, ...], texts: str = "one", **alike: float) -> Tables:
+def of_groups(
+    curve: np.ndarray, groups: tuple[np.ndarray, ...], texts: str = "one", **alike: float
+) -> Tables:
     sizes = dict.fromkeys(("width", "heads", "key_heads", "head_width"), 1)
     metrics = [metric(curve, groups, alike) for metric in (PlantedSimilarity, PlantedEntropy)]
     run = {"data_sha256": texts, "model": "planted", "texts": 40, "data": "texts"}
@@ -67,10 +79,23 @@ def planted(curve: np.ndarray, noise: float = 1e-4, **alike: float) -> Tables:
 def on_page(before: Tables, *after: Tables) -> pd.DataFrame:
     """The verdicts on five trainings, which take turns to end in these tables."""
     texts = Corpus("x", [str(i) for i in range(40)])
-    names = {"before": before, "after": [after[i % len(after)] for i in range(5)], "depth": len(PRETRAINED) - 1}
+    names = {
+        "before": before,
+        "after": [after[i % len(after)] for i in range(5)],
+        "depth": len(PRETRAINED) - 1,
+    }
     names |= {"late": 8, "train": texts, "test": texts, "splits": lambda _: [texts], "beside": []}
-    names |= {"trainings": pd.DataFrame({"epochs": [1, 2, 3, 2, 2], "failed": False, "judged": True})}
-    found = run_cells("classification/similarity", "def curve", "def late_growth", "uniform = {", "judged = [", **names)
+    names |= {
+        "trainings": pd.DataFrame({"epochs": [1, 2, 3, 2, 2], "failed": False, "judged": True})
+    }
+    found = run_cells(
+        "classification/similarity",
+        "def curve",
+        "def late_growth",
+        "uniform = {",
+        "judged = [",
+        **names,
+    )
     return found["verdicts"]
 
 
@@ -85,7 +110,10 @@ def test_similarity_claims_hold_on_the_published_numbers():
     assert found["value"].tolist()[:3] == pytest.approx([1.0, 0.01, 0.28])
     # Three groups of texts, or five trainings: p comes from Student's law.
     assert found["draws"].tolist() == [3, 3, *[5] * 6]
-    assert found["sample"].tolist()[2:] == ["40 texts; 5 trainings of 1 to 3 epochs on 40 of 40 texts"] * 6
+    assert (
+        found["sample"].tolist()[2:]
+        == ["40 texts; 5 trainings of 1 to 3 epochs on 40 of 40 texts"] * 6
+    )
 
 
 def test_similarity_claims_fail_on_curves_that_fall():
@@ -117,7 +145,10 @@ def test_each_similarity_claim_fails_on_the_curve_that_contradicts_it(claim, bef
 def test_queries_keys_and_rows_of_the_last_layer(query, key, entropy, verdicts):
     before = planted(PRETRAINED, query=0.2, key=0.3, entropy=0.4)
     means, shifts = {"query": query, "key": key, "entropy": entropy}, (-2e-3, -1e-3, 0, 1e-3, 2e-3)
-    after = [planted(FINE_TUNED, **{name: mean + shift for name, mean in means.items()}) for shift in shifts]
+    after = [
+        planted(FINE_TUNED, **{name: mean + shift for name, mean in means.items()})
+        for shift in shifts
+    ]
     found = on_page(before, *after)[5:]
     assert found["value"].tolist() == pytest.approx([query - 0.2, key - 0.3, entropy])
     assert found["verdict"].tolist() == verdicts
@@ -132,7 +163,9 @@ def test_the_steps_that_grow_are_counted_without_the_last():
 def test_an_interval_leaves_the_same_texts_out_of_both():
     """What both models owe to a text is no uncertainty of the difference."""
     shifts = (-0.2, 0.0, 0.2)
-    before, after = (of_groups(c, tuple(c + shift for shift in shifts)) for c in (PRETRAINED, FINE_TUNED))
+    before, after = (
+        of_groups(c, tuple(c + shift for shift in shifts)) for c in (PRETRAINED, FINE_TUNED)
+    )
     assert verdicts_of(before, after)[2] == "holds"
     apart = of_groups(FINE_TUNED, tuple(FINE_TUNED - shift for shift in shifts))
     assert verdicts_of(before, apart)[2] == "undecided"
@@ -142,7 +175,9 @@ def test_one_step_that_is_lost_in_some_trainings_leaves_every_layer_undecided():
     falls = planted(np.concatenate([[0.12], FINE_TUNED[1:]]))
     found = on_page(planted(PRETRAINED), planted(FINE_TUNED), falls).set_index("id")
     row = found.loc["fosse-constant-growth"]
-    steps = np.array([np.diff(FINE_TUNED), np.diff(falls["utterance_similarity"]["similarity"][:13])])
+    steps = np.array(
+        [np.diff(FINE_TUNED), np.diff(falls["utterance_similarity"]["similarity"][:13])]
+    )
     assert row["value"] == pytest.approx((3 * steps[0] + 2 * steps[1]).min() / 5, abs=1e-6)
     assert row["verdict"] == "undecided"
 

@@ -13,15 +13,27 @@ from analysis_book.training import self_attention
 from analysis_book.training.wordpiece import word_pieces
 from analysis_lib import AnalysisError
 from analysis_lib.corpora import Corpus
-from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib.models.architectures import (
+    SelfAttentionConfig,
+    SelfAttentionForSequenceClassification,
+)
 
-TEXTS = ("a warm film", "a lovely thing indeed", "warm and lovely and warm", "a dull film", "a tired thing", "dull")
+TEXTS = (
+    "a warm film",
+    "a lovely thing indeed",
+    "warm and lovely and warm",
+    "a dull film",
+    "a tired thing",
+    "dull",
+)
 LABELS = (0, 0, 0, 1, 1, 1)
 
 
 def corpus(classes: int = 2) -> Corpus:
     names = ["fresh", "rotten", "unseen"][:classes]
-    return Corpus("planted", list(TEXTS), labels=[label % classes for label in LABELS], classes=names)
+    return Corpus(
+        "planted", list(TEXTS), labels=[label % classes for label in LABELS], classes=names
+    )
 
 
 def saved(folder, classes: int, bias: bool = True, layers: int = 1):
@@ -54,9 +66,13 @@ def attention_row(model, ids: torch.Tensor) -> torch.Tensor:
 
 
 def removals(block: tokens.OneBlock, texts: Corpus, seed: int = 0) -> np.ndarray:
-    """Whether the decisions change, on the page, with the random numbers of the classifier at this place."""
+    """Whether the decisions change, on the page, with the random numbers of the classifier at this
+    place.
+    """
     names = {"blocks": (seed + 1) * [block], "test": texts}
-    return run_cells("classification/tokens", "def removals", "flips.append", **names)["flips"][seed]
+    return run_cells("classification/tokens", "def removals", "flips.append", **names)["flips"][
+        seed
+    ]
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -75,11 +91,15 @@ def test_tokens_start_and_constants_add_up_to_the_logits(tmp_path, classes, bias
         assert block.margins(ids.numpy()) == pytest.approx(margins, abs=1e-9)
         mine = found[found["utterance"] == place]
         names = {"measured": [mine], "flips": [], "test": Corpus("one", [text])}
-        (entropy,) = run_cells("classification/tokens", "def over_units", "special.entr", **names)["entropies"]
+        (entropy,) = run_cells("classification/tokens", "def over_units", "special.entr", **names)[
+            "entropies"
+        ]
         assert entropy.value == pytest.approx(stats.entropy(row) / np.log(len(row)))
         for label, name in enumerate(block.classes):
             rows = mine[mine["class"] == name]
-            assert rows["contribution"].sum() + start[label] + block.constants[label] == pytest.approx(margins[label])
+            assert rows["contribution"].sum() + start[label] + block.constants[
+                label
+            ] == pytest.approx(margins[label])
             assert rows["weight"].to_numpy() == pytest.approx(row, abs=1e-12)
             assert rows["token"].tolist() == ["[CLS]", *tokenizer.tokenize(text), "[SEP]"]
             assert rows["special"].tolist() == [True, *[False] * (len(ids) - 2), True]
@@ -90,7 +110,11 @@ def test_a_token_contributes_what_its_value_adds_before_the_division(tmp_path):
     """The formula of the paper's block, written out for one token."""
     model, tokenizer = saved(tmp_path, 2)
     block, ids = tokens.one_block(tmp_path), torch.tensor(tokenizer(TEXTS[1])["input_ids"])
-    attention, norm, dense = model.encoder.layers[0].attention, model.encoder.layers[0].norm, model.classifier
+    attention, norm, dense = (
+        model.encoder.layers[0].attention,
+        model.encoder.layers[0].norm,
+        model.classifier,
+    )
     with torch.no_grad():
         hidden, row = model.encoder.word_embeddings(ids), attention_row(model, ids)
         before = hidden[0] + row @ attention.value(hidden)
@@ -105,7 +129,11 @@ def test_only_one_block_of_self_attention_is_taken_apart(tmp_path):
     with pytest.raises(AnalysisError, match="no classifier of one block"):
         tokens.one_block(tmp_path / "two")
     bert = transformers.BertConfig(
-        vocab_size=60, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        vocab_size=60,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
     )
     transformers.BertForSequenceClassification(bert).save_pretrained(tmp_path / "bert")
     with pytest.raises(AnalysisError, match="no classifier of one block"):
@@ -119,18 +147,33 @@ def trained(tmp_path_factory):
     filler = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
     labels = (np.arange(160) % 2).tolist()
     texts = [
-        " ".join(random.permutation([*random.choice(filler, 5), ("good", "bad")[label]]).tolist()) for label in labels
+        " ".join(random.permutation([*random.choice(filler, 5), ("good", "bad")[label]]).tolist())
+        for label in labels
     ]
     whole = Corpus("planted", texts, labels=labels, classes=["fresh", "rotten"])
     folder = tmp_path_factory.mktemp("trained") / "classifier"
-    settings = {"epochs": 12, "patience": 12, "batch": 16, "vocabulary": 200, "block": {"hidden_size": 16}}
-    return tokens.one_block(self_attention(whole, whole, folder, learning_rate=0.01, **settings)), whole
+    settings = {
+        "epochs": 12,
+        "patience": 12,
+        "batch": 16,
+        "vocabulary": 200,
+        "block": {"hidden_size": 16},
+    }
+    return tokens.one_block(
+        self_attention(whole, whole, folder, learning_rate=0.01, **settings)
+    ), whole
 
 
 def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
     block, texts = trained
     found = block.contributions(texts)
-    planted = {"measured": [found, found], "blocks": [block, block], "train": texts, "seeds": 2, "least": 3}
+    planted = {
+        "measured": [found, found],
+        "blocks": [block, block],
+        "train": texts,
+        "seeds": 2,
+        "least": 3,
+    }
     words = run_cells("classification/tokens", "words.join", "often = ", **planted)["words"]
     first = words.groupby("class").head(1).set_index("class")
     assert first["token"].to_dict() == {"fresh": "good", "rotten": "bad"}
@@ -148,7 +191,12 @@ def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
 def shares_of_page(decision: pd.DataFrame, texts: Corpus) -> pd.DataFrame:
     """The shares of the largest tokens, by their number and by what is ranked."""
     found = run_cells(
-        "classification/tokens", "def over_units", "def largest_share", "shares = []", decisions=[decision], test=texts
+        "classification/tokens",
+        "def over_units",
+        "def largest_share",
+        "shares = []",
+        decisions=[decision],
+        test=texts,
     )["shares"]
     return found.set_index(["tokens", "name"])
 
@@ -170,7 +218,9 @@ def test_shares_of_the_largest_tokens_by_hand():
     assert (table["low"] < table["share"]).all()
     assert (table["share"] < table["high"]).all()
     with pytest.warns(RuntimeWarning):  # Without the only film, nothing is left.
-        same = shares_of_page(decision, Corpus("three", ["a", "b", "c"], units=["film", "film", "other"]))
+        same = shares_of_page(
+            decision, Corpus("three", ["a", "b", "c"], units=["film", "film", "other"])
+        )
     assert same["share"].equals(table["share"])
     assert same["low"].isna().all()
 

@@ -14,7 +14,14 @@ from analysis_lib import AnalysisError, load_model, measure
 from analysis_lib.corpora import Corpus, title
 from analysis_lib.measurement import shipping
 
-TEXTS = ("a warm film", "a lovely thing", "warm and lovely", "a dull film", "a tired thing", "dull and tired")
+TEXTS = (
+    "a warm film",
+    "a lovely thing",
+    "warm and lovely",
+    "a dull film",
+    "a tired thing",
+    "dull and tired",
+)
 
 
 REVIEWS = Corpus("reviews", list(TEXTS), labels=[0, 0, 0, 1, 1, 1], classes=["fresh", "rotten"])
@@ -35,14 +42,25 @@ def classifiers(**values: list) -> list[dict]:
 
 def test_trials_are_what_training_and_measuring_give(reviews):
     settings = {"epochs": 3, "patience": 3, "batch": 2, "vocabulary": 60}
-    asked = [{"data": "reviews", "seed": 3, **rest} for rest in ({"layers": 2}, {"entropy_weight": 0.5}, {"layers": 2})]
+    asked = [
+        {"data": "reviews", "seed": 3, **rest}
+        for rest in ({"layers": 2}, {"entropy_weight": 0.5}, {"layers": 2})
+    ]
     found = trials(asked, **SMALL, **settings)
-    assert [*found.groupby(["layers", "entropy_weight", "seed"]).groups] == [(1, 0.5, 3), (2, 0.0, 3)]
+    assert [*found.groupby(["layers", "entropy_weight", "seed"]).groups] == [
+        (1, 0.5, 3),
+        (2, 0.0, 3),
+    ]
     chosen = {**SMALL["block"], "entropy_weight": 0.0}
     folder = self_attention(REVIEWS, REVIEWS, layers=2, block=chosen, seed=3, **settings)
-    ours = found[(found["layers"] == 2) & (found["stage"] == "kept")].set_index(["quantity", "layer"])["value"]
+    ours = found[(found["layers"] == 2) & (found["stage"] == "kept")].set_index(
+        ["quantity", "layer"]
+    )["value"]
     tables = measure(
-        load_model(str(folder)), REVIEWS, "utterance_similarity,attention_entropy,mean_vector", progress=False
+        load_model(str(folder)),
+        REVIEWS,
+        "utterance_similarity,attention_entropy,mean_vector",
+        progress=False,
     )
     similar = tables["utterance_similarity"].set_index(["space", "layer"])["similarity"]
     for key in (("key", 1), ("key", 2), ("value", 1), ("value", 2), ("hidden", 0), ("query", 2)):
@@ -63,7 +81,11 @@ def test_each_variant_is_measured_as_it_starts_where_it_is_best_and_at_the_end(r
     block = {"hidden_size": 128, "entropy_weight": 0.0}
     folder = self_attention(REVIEWS, REVIEWS, layers=1, block=block, seed=0, **settings)
     ours = found[found["variant"] == "width 128"].set_index(["stage", "quantity"])["value"]
-    for stage, home in (("untrained", folder / "initial"), ("kept", folder), ("last", folder / "last")):
+    for stage, home in (
+        ("untrained", folder / "initial"),
+        ("kept", folder),
+        ("last", folder / "last"),
+    ):
         tables = measure(load_model(str(home)), REVIEWS, "utterance_similarity", progress=False)
         similar = tables["utterance_similarity"].set_index(["space", "layer"])["similarity"]
         assert ours[stage, "key"] == similar["key", 1]
@@ -72,13 +94,18 @@ def test_each_variant_is_measured_as_it_starts_where_it_is_best_and_at_the_end(r
     assert ours["untrained", "epochs"] == 0
     assert ours["kept", "epochs"] == log["epoch"][log["accuracy"].idxmax()]
     assert ours["last", "epochs"] == 3
-    values = found[(found["stage"] == "untrained") & (found["quantity"] == "value")].set_index("variant")["value"]
-    # PyTorch's biases make values alike before any training; with BERT's, which are zero, tokens are as they are drawn.
+    values = found[(found["stage"] == "untrained") & (found["quantity"] == "value")].set_index(
+        "variant"
+    )["value"]
+    # PyTorch's biases make values alike before any training; with BERT's, which are zero, tokens
+    # are as they are drawn.
     assert values["PyTorch's linear layers"] > 0.5 > abs(values["BERT's initialisation"])
 
 
 def test_a_classifier_starts_where_its_own_seed_starts_it(reviews):
-    starts = [self_attention(REVIEWS, REVIEWS, seed=seed, **SMALL, **SHORT) / "initial" for seed in (0, 1)]
+    starts = [
+        self_attention(REVIEWS, REVIEWS, seed=seed, **SMALL, **SHORT) / "initial" for seed in (0, 1)
+    ]
     first, second = (load_model(str(home)).model.word_embeddings.weight for home in starts)
     assert not first.equal(second)
 
@@ -91,16 +118,21 @@ def test_a_trial_in_other_processes_is_the_same(reviews, monkeypatch, copied_wor
 
 def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeypatch):
     few = Corpus("few", list(TEXTS[:4]), labels=[0, 0, 1, 1], classes=["fresh", "rotten"])
-    more = Corpus("more", list(TEXTS), labels=[0, 0, 1, 1, 2, 2], classes=["fresh", "plot", "rotten"])
+    more = Corpus(
+        "more", list(TEXTS), labels=[0, 0, 1, 1, 2, 2], classes=["fresh", "plot", "rotten"]
+    )
     monkeypatch.setattr(
-        "analysis_book.papers.fosse.splits.load_corpus", lambda spec: more if spec.endswith("test") else few
+        "analysis_book.papers.fosse.splits.load_corpus",
+        lambda spec: more if spec.endswith("test") else few,
     )
     with pytest.raises(AnalysisError, match="x:test has the class plot, which x lacks"):
         splits("x")
 
 
 def test_splits_are_drawn_with_the_balance_of_the_classes():
-    for corpus, split, texts in zip(splits("reviews", 8, 6), ("train", "validation", "test"), (8, 2, 6), strict=True):
+    for corpus, split, texts in zip(
+        splits("reviews", 8, 6), ("train", "validation", "test"), (8, 2, 6), strict=True
+    ):
         assert corpus.name == f"reviews:{split}"
         assert Counter(corpus.labels) == {0: texts / 2, 1: texts / 2}
     assert len(splits("reviews", 8)[2]) == 2152
@@ -113,16 +145,26 @@ def test_a_negative_limit_is_refused(limits):
 
 
 def test_trials_on_several_corpora_name_them(yelphat):
-    asked = [{"data": str(yelphat), "layers": 1}, {"data": str(yelphat), "layers": 3}, {"data": "reviews"}]
+    asked = [
+        {"data": str(yelphat), "layers": 1},
+        {"data": str(yelphat), "layers": 3},
+        {"data": "reviews"},
+    ]
     found = trials(asked, limit=8, **SMALL, **SHORT)
-    assert [*found.groupby(["dataset", "layers"]).groups] == [("YelpHat", 1), ("YelpHat", 3), ("reviews", 1)]
+    assert [*found.groupby(["dataset", "layers"]).groups] == [
+        ("YelpHat", 1),
+        ("YelpHat", 3),
+        ("reviews", 1),
+    ]
 
 
 @pytest.fixture
 def small(yelphat, tmp_path, monkeypatch):
     """What is recorded, of small classifiers and one variant, and where."""
     monkeypatch.setattr(runs, "VARIANTS", {"BERT's initialisation": {}})
-    monkeypatch.setattr(runs, "trials", lambda asked, **rest: trials(asked, **rest, **SMALL, **SHORT))
+    monkeypatch.setattr(
+        runs, "trials", lambda asked, **rest: trials(asked, **rest, **SMALL, **SHORT)
+    )
     monkeypatch.setattr(runs.shipping, "home", lambda: tmp_path / "data" / "measurements")
     folder = tmp_path / "data" / "measurements" / "yelphat"
     record(str(yelphat), folder, layers=[1], entropy_weights=[0.1], seeds=[0])
@@ -155,7 +197,8 @@ def test_recorded_results_know_the_code_that_made_them(small):
 
 
 @pytest.mark.parametrize(
-    ("data", "name"), [("a/b/esnli", "e-SNLI"), ("e-snli", "e-SNLI"), ("../yelphat", "YelpHat"), ("films", "films")]
+    ("data", "name"),
+    [("a/b/esnli", "e-SNLI"), ("e-snli", "e-SNLI"), ("../yelphat", "YelpHat"), ("films", "films")],
 )
 def test_folders_have_the_names_of_the_paper(data, name):
     assert title(data) == name

@@ -10,16 +10,23 @@ from analysis_lib import AnalysisError, load_corpus
 
 @pytest.fixture
 def reviews(tmp_path) -> str:
-    return table(tmp_path / "reviews.csv", {f"{label} {i}": label for i in range(40) for label in ("good", "bad")})
+    return table(
+        tmp_path / "reviews.csv",
+        {f"{label} {i}": label for i in range(40) for label in ("good", "bad")},
+    )
 
 
 def table(path: Path, rows: dict[str, str]) -> str:
-    path.write_text("\n".join(["text,label", *(f"{text},{label}" for text, label in rows.items())]) + "\n")
+    path.write_text(
+        "\n".join(["text,label", *(f"{text},{label}" for text, label in rows.items())]) + "\n"
+    )
     return f"{path}:text:label"
 
 
 def test_with_a_published_test_set_all_else_is_trained_on(reviews, tmp_path):
-    published = table(tmp_path / "test.csv", {"good 3": "good", "bad 7": "bad", "bad elsewhere": "bad"})
+    published = table(
+        tmp_path / "test.csv", {"good 3": "good", "bad 7": "bad", "bad elsewhere": "bad"}
+    )
     train, validation, test = splits(reviews, test=published)
     assert sorted(test.items) == ["bad 7", "bad elsewhere", "good 3"]
     assert sorted(validation.items) == sorted(load_corpus(f"{reviews}:validation").items)
@@ -29,12 +36,16 @@ def test_with_a_published_test_set_all_else_is_trained_on(reviews, tmp_path):
     assert rest & {*load_corpus(f"{reviews}:test").items}
     for corpus in (train, validation, test):
         assert all(
-            text.startswith(corpus.classes[label]) for text, label in zip(corpus.items, corpus.labels, strict=True)
+            text.startswith(corpus.classes[label])
+            for text, label in zip(corpus.items, corpus.labels, strict=True)
         )
 
 
 def test_limits_hold_with_a_published_test_set_too(reviews, tmp_path):
-    published = table(tmp_path / "test.csv", {f"{label} {i}": label for i in range(9) for label in ("good", "bad")})
+    published = table(
+        tmp_path / "test.csv",
+        {f"{label} {i}": label for i in range(9) for label in ("good", "bad")},
+    )
     train, validation, test = splits(reviews, limit=8, test_limit=6, test=published)
     assert [len(corpus) for corpus in (train, validation, test)] == [8, 2, 6]
     assert not {*train.items} & {*test.items}
@@ -43,5 +54,7 @@ def test_limits_hold_with_a_published_test_set_too(reviews, tmp_path):
 
 def test_a_published_test_set_of_another_class_is_refused(reviews, tmp_path):
     published = table(tmp_path / "test.csv", {"good": "good", "so so": "mixed"})
-    with pytest.raises(AnalysisError, match=r"test.csv:text:label has the class mixed, which .*reviews.csv"):
+    with pytest.raises(
+        AnalysisError, match=r"test.csv:text:label has the class mixed, which .*reviews.csv"
+    ):
         splits(reviews, test=published)

@@ -22,18 +22,32 @@ def test_the_band_of_chance_is_that_of_random_directions(width):
 
 def of_heads(cosines: list[list[float]], width: int = 64) -> Dynamics:
     """A run of one step whose heads have these cosines, by layer."""
-    rows = [(0, 0, i, j, value) for i, layer in enumerate(cosines, 1) for j, value in enumerate(layer, 1)]
+    rows = [
+        (0, 0, i, j, value)
+        for i, layer in enumerate(cosines, 1)
+        for j, value in enumerate(layer, 1)
+    ]
     table = pd.DataFrame(rows, columns=["seed", "step", "layer", "head", "cosine"])
     # Twice as many heads as dimensions, each along one.
-    means = [(0, 0, 1, i, "query", d, float(i % width == d)) for i in range(2 * width) for d in range(width)]
+    means = [
+        (0, 0, 1, i, "query", d, float(i % width == d))
+        for i in range(2 * width)
+        for d in range(width)
+    ]
     columns = ["seed", "step", "layer", "head", "space", "dimension", "mean"]
-    return Dynamics({"qk_alignment": table, "head_means": pd.DataFrame(means, columns=columns)}, {"seeds": [0]})
+    return Dynamics(
+        {"qk_alignment": table, "head_means": pd.DataFrame(means, columns=columns)}, {"seeds": [0]}
+    )
 
 
 def of_means(spread: np.ndarray, heads: int) -> Dynamics:
-    """A run of one step whose mean queries and keys are Gaussian, with these deviations by dimension."""
+    """A run of one step whose mean queries and keys are Gaussian, with these deviations by
+    dimension.
+    """
     means = np.random.default_rng(1).normal(size=(heads, 2, len(spread))) * spread
-    index = pd.MultiIndex.from_product([[0], [0], [1], range(heads), ["query", "key"], range(len(spread))])
+    index = pd.MultiIndex.from_product(
+        [[0], [0], [1], range(heads), ["query", "key"], range(len(spread))]
+    )
     index.names = ["seed", "step", "layer", "head", "space", "dimension"]
     table = pd.Series(means.ravel(), index, name="mean").reset_index()
     # Values, which no position turns, are spread evenly.
@@ -59,12 +73,25 @@ def test_independent_directions_of_a_run_have_the_variance_of_as_many_dimensions
 
 @pytest.mark.parametrize(
     ("layers", "sizes"),
-    [(1, (1, 0, 0)), (2, (1, 0, 1)), (3, (1, 1, 1)), (4, (1, 2, 1)), (5, (2, 1, 2)), (12, (4, 4, 4))],
+    [
+        (1, (1, 0, 0)),
+        (2, (1, 0, 1)),
+        (3, (1, 1, 1)),
+        (4, (1, 2, 1)),
+        (5, (2, 1, 2)),
+        (12, (4, 4, 4)),
+    ],
 )
 def test_the_thirds_of_the_layers(layers, sizes):
     run = of_heads([[0.0]] * layers)
-    names = [name for name, size in zip(("first", "middle", "last"), sizes, strict=True) for _ in range(size)]
-    assert alignment.third_of_layers(run["qk_alignment"], layers).tolist() == [f"{name} third" for name in names]
+    names = [
+        name
+        for name, size in zip(("first", "middle", "last"), sizes, strict=True)
+        for _ in range(size)
+    ]
+    assert alignment.third_of_layers(run["qk_alignment"], layers).tolist() == [
+        f"{name} third" for name in names
+    ]
 
 
 def test_the_cosine_of_a_layer_is_that_of_its_heads_concatenated():
@@ -73,7 +100,11 @@ def test_the_cosine_of_a_layer_is_that_of_its_heads_concatenated():
     table = alignment.cosine_of_layers(run)
     assert len(table) == 2 * len(STEPS) * LAYERS
     for row in table.itertuples():
-        part = means[(means["seed"] == row.seed) & (means["step"] == row.step) & (means["layer"] == row.layer)]
+        part = means[
+            (means["seed"] == row.seed)
+            & (means["step"] == row.step)
+            & (means["layer"] == row.layer)
+        ]
         q, k = (part[part["space"] == space]["mean"].to_numpy() for space in ("query", "key"))
         assert len(q) == HEADS * WIDTH
         assert row.cosine == pytest.approx(q @ k / np.linalg.norm(q) / np.linalg.norm(k), abs=1e-12)
@@ -114,7 +145,9 @@ def test_where_a_head_ends_and_when_it_is_there_first(ways, ends, onset):
 @pytest.mark.parametrize("depth", [1, 2, 4, 6, 12, 24])
 def test_the_layers_drawn_exist_in_any_depth(of_12, depth):
     shown = SimpleNamespace(layers=depth)
-    layers = run_cells("training/alignment", "def like_the_paper", shown=shown)["like_the_paper"](of_12)
+    layers = run_cells("training/alignment", "def like_the_paper", shown=shown)["like_the_paper"](
+        of_12
+    )
     assert layers[0] == 1
     assert layers[-1] == depth
     assert layers == sorted(set(layers))

@@ -26,8 +26,17 @@ def test_over_seeds_averages_heads_first_and_gives_students_interval():
 def planted(norms, **by_norm) -> pd.DataFrame:
     """A table of five draws and one head, from the values of each column by norm."""
     rows = [
-        {"architecture": "bert", "weights_seed": seed, "direction_seed": seed, "head": 1, "bias_norm": norm}
-        | {name: values[i] * (1 + 0.01 * seed * (i + 1) / len(norms)) for name, values in by_norm.items()}
+        {
+            "architecture": "bert",
+            "weights_seed": seed,
+            "direction_seed": seed,
+            "head": 1,
+            "bias_norm": norm,
+        }
+        | {
+            name: values[i] * (1 + 0.01 * seed * (i + 1) / len(norms))
+            for name, values in by_norm.items()
+        }
         for seed in range(5)
         for i, norm in enumerate(norms)
     ]
@@ -35,14 +44,19 @@ def planted(norms, **by_norm) -> pd.DataFrame:
 
 
 def spaces(layers: dict[tuple[str, int], dict[str, list[float]]]) -> pd.DataFrame:
-    parts = [planted([0.0, 10.0], **c).assign(space=space, layer=layer) for (space, layer), c in layers.items()]
+    parts = [
+        planted([0.0, 10.0], **c).assign(space=space, layer=layer)
+        for (space, layer), c in layers.items()
+    ]
     return pd.concat(parts)
 
 
 def draws(**columns: list) -> pd.DataFrame:
     """A table of draws of one block, which differ in the direction of the bias."""
     rows = pd.DataFrame(columns)
-    return pd.DataFrame({"architecture": "bert", "weights_seed": 0, "direction_seed": rows.index}).join(rows)
+    return pd.DataFrame(
+        {"architecture": "bert", "weights_seed": 0, "direction_seed": rows.index}
+    ).join(rows)
 
 
 # --- Norms ----------------------------------------------------------------------------------------
@@ -50,10 +64,13 @@ def draws(**columns: list) -> pd.DataFrame:
 
 def on_fixed_point_page(vectors: pd.DataFrame, points: pd.DataFrame, ends: pd.DataFrame) -> dict:
     hidden = {
-        side: vectors.query("space == 'hidden' and layer == @layer") for side, layer in (("inputs", 0), ("outputs", 1))
+        side: vectors.query("space == 'hidden' and layer == @layer")
+        for side, layer in (("inputs", 0), ("outputs", 1))
     }
     cells = ("pairs = inputs", "statistics = {", "shares = {", "rows = []", "verdicts = pd.concat")
-    return run_cells("untrained/fixed-point", *cells, **hidden, points=points, later=ends.assign(times=12))
+    return run_cells(
+        "untrained/fixed-point", *cells, **hidden, points=points, later=ends.assign(times=12)
+    )
 
 
 NORMS = {"inputs": {"cosine": [0.1, 0.8], "norm_of_mean": [0.0, 10.0]}}
@@ -69,7 +86,10 @@ NORMS = {"inputs": {"cosine": [0.1, 0.8], "norm_of_mean": [0.0, 10.0]}}
     ],
 )
 def test_claims_on_outputs(outputs, norms_of_mean, expected):
-    given = {("hidden", 0): NORMS["inputs"], ("hidden", 1): {"cosine": outputs, "norm_of_mean": norms_of_mean}}
+    given = {
+        ("hidden", 0): NORMS["inputs"],
+        ("hidden", 1): {"cosine": outputs, "norm_of_mean": norms_of_mean},
+    }
     points = draws(fixed_point=[27.7] * 40)
     ends = draws(mean_norm=[27.7] * 40)
     found = on_fixed_point_page(spaces(given), points, ends)["verdicts"]
@@ -86,27 +106,38 @@ def test_claims_on_outputs(outputs, norms_of_mean, expected):
         (92, 92, ["undecided", "undecided"]),
     ],
 )
-def test_a_fixed_point_is_a_share_of_draws_and_vectors_settle_within_a_tenth_of_it(fixed, settled, expected):
+def test_a_fixed_point_is_a_share_of_draws_and_vectors_settle_within_a_tenth_of_it(
+    fixed, settled, expected
+):
     outputs = {"cosine": [0.15, 0.85], "norm_of_mean": [1.0, 2.0]}
     points = draws(fixed_point=[27.7] * fixed + [math.nan] * (100 - fixed))
     ends = draws(mean_norm=[27.7 * 1.09] * settled + [27.7 * 1.11] * (100 - settled))
     # From another start all settle: one of two starts is not enough.
     ends = pd.concat([ends, draws(mean_norm=[27.7] * 100)])
-    found = on_fixed_point_page(spaces({("hidden", 0): NORMS["inputs"], ("hidden", 1): outputs}), points, ends)
+    found = on_fixed_point_page(
+        spaces({("hidden", 0): NORMS["inputs"], ("hidden", 1): outputs}), points, ends
+    )
     rows = found["verdicts"].iloc[3:]
     assert rows["verdict"].tolist() == expected
     assert rows["value"].tolist() == [fixed / 100, min(fixed, settled) / 100]
     assert rows["ci_low"].iloc[0] == pytest.approx(share(fixed, 100).ci_low)
 
 
-@pytest.mark.parametrize(("point", "expected"), [(8.0, "holds"), (40.0, "does not hold"), (math.nan, "not applicable")])
+@pytest.mark.parametrize(
+    ("point", "expected"), [(8.0, "holds"), (40.0, "does not hold"), (math.nan, "not applicable")]
+)
 def test_the_fixed_point_is_of_the_size_of_trained_vectors(point, expected):
     points = pd.DataFrame({"architecture": "bert", "weights_seed": range(5)})
     points["norm_over_root"] = [point * (1 + 0.01 * seed) for seed in range(5)]
     trained = pd.DataFrame({"norm_over_root": [3.0, 5.0]})
     tables = type("Tables", (), {"run": {"texts": 40}})
     (row,) = run_cells(
-        "untrained/checks", "statistics = {", points=points, trained=trained, tables=tables, directions=1
+        "untrained/checks",
+        "statistics = {",
+        points=points,
+        trained=trained,
+        tables=tables,
+        directions=1,
     )["verdicts"].itertuples()
     assert row.verdict == expected
     if not math.isnan(point):
@@ -149,12 +180,16 @@ def test_queries_and_keys_both_have_to_do_what_is_claimed():
     assert found["value"].tolist()[1:3] == pytest.approx([0, -0.1], abs=0.01)
 
 
-@pytest.mark.parametrize(("rising", "expected"), [(20, "holds"), (35, "undecided"), (40, "does not hold")])
+@pytest.mark.parametrize(
+    ("rising", "expected"), [(20, "holds"), (35, "undecided"), (40, "does not hold")]
+)
 def test_some_draws_raise_the_scores_and_others_lower_them(rising, expected):
     changes = draws(up=[True] * rising + [False] * (40 - rising))
     before = pd.DataFrame({"id": [], "verdict": []})
     show = type("claims", (), {"judged": claims.judged, "show": lambda _: None})
-    found = run_cells("untrained/scores", "godey-scores-either-way", drawn=changes, verdicts=before, claims=show)
+    found = run_cells(
+        "untrained/scores", "godey-scores-either-way", drawn=changes, verdicts=before, claims=show
+    )
     (row,) = found["verdicts"].itertuples()
     assert row.verdict == expected
     assert row.value == pytest.approx(1 - max(rising, 40 - rising) / 40)
@@ -165,7 +200,9 @@ def test_some_draws_raise_the_scores_and_others_lower_them(rising, expected):
 
 
 def on_sharpness_page(attention: pd.DataFrame) -> dict:
-    return run_cells("untrained/sharpness", "def growth", "statistics = {", "sample = ", attention=attention)
+    return run_cells(
+        "untrained/sharpness", "def growth", "statistics = {", "sample = ", attention=attention
+    )
 
 
 @pytest.mark.parametrize("rises", [True, False])
@@ -190,7 +227,12 @@ def test_claims_on_weights(rises):
 
 def test_a_doubling_of_next_to_nothing_sharpens_attention_in_direction_alone():
     same = {name: [0.5, 0.5] for name in ("row_median",)}
-    ends = {"row_max": [0.6, 0.9], "row_min": [0.4, 0.0], "sequence_max": [0.6, 0.9], "sequence_min": [0.4, 0.0]}
+    ends = {
+        "row_max": [0.6, 0.9],
+        "row_min": [0.4, 0.0],
+        "sequence_max": [0.6, 0.9],
+        "sequence_min": [0.4, 0.0],
+    }
     attention = planted([0.0, 10.0], divergence=[1e-8, 1e-5], lost=[1e-9, 1e-6], **same, **ends)
     found = on_sharpness_page(attention)["verdicts"].set_index("id")["verdict"]
     assert found["godey-block-attention-sharpens"] == "holds"
@@ -206,7 +248,9 @@ def test_a_verdict_on_blocks_is_on_the_mean_over_seeds():
     (row,) = claims.verdicts_over_seeds({"godey-scores-leave-zero": score.sum(axis=1)}).itertuples()
     assert (row.model, row.verdict) == ("bert", "holds")
     assert row.value == pytest.approx(3.05)
-    assert (row.ci_low, row.ci_high) == pytest.approx(seed_interval([3.0, 3.025, 3.05, 3.075, 3.1]).row[1:])
+    assert (row.ci_low, row.ci_high) == pytest.approx(
+        seed_interval([3.0, 3.025, 3.05, 3.075, 3.1]).row[1:]
+    )
 
 
 def test_the_numbers_are_those_of_the_formulas():
@@ -218,7 +262,12 @@ def test_the_numbers_are_those_of_the_formulas():
     assert first["godey-block-narrows-cone"] == pytest.approx([0.9 / 0.8, 0.2 / 0.1])
     assert first["godey-block-narrows-slightly"] == pytest.approx([0, 0])
     assert first["godey-mean-output-grows"] == pytest.approx([1])
-    columns = {"row_max": [0.6, 0.9], "row_median": [0.5, 0.5], "row_min": [0.4, 0.0], "lost": [0.1, 0.3]}
+    columns = {
+        "row_max": [0.6, 0.9],
+        "row_median": [0.5, 0.5],
+        "row_min": [0.4, 0.0],
+        "lost": [0.1, 0.3],
+    }
     columns |= {"sequence_max": [0.6, 0.9], "sequence_min": [0.4, 0.0], "divergence": [1.0, 3.0]}
     found = on_sharpness_page(planted([0.0, 10.0], **columns))["statistics"]
     # The largest moves from 0.1 to 0.4 above the median, the smallest from 0.1 to 0.5 below it.

@@ -28,7 +28,11 @@ def of_head(run: Dynamics, end: str, directions: str = "both") -> list[pd.DataFr
 def skewed(seed: int, rows: int = 60, dim: int = 6) -> np.ndarray:
     """Vectors with a mean, and spread over directions of clearly unequal lengths."""
     draw = np.random.default_rng(seed)
-    return draw.normal(0.3, 1, (rows, dim)) * np.geomspace(8, 0.5, dim) @ np.linalg.qr(draw.normal(size=(dim, dim)))[0]
+    return (
+        draw.normal(0.3, 1, (rows, dim))
+        * np.geomspace(8, 0.5, dim)
+        @ np.linalg.qr(draw.normal(size=(dim, dim)))[0]
+    )
 
 
 def test_the_directions_are_those_of_numpy():
@@ -36,7 +40,9 @@ def test_the_directions_are_those_of_numpy():
     for sample in (vectors, skewed(1)):
         ours = singular_directions(sample, sample.mean(0))
         theirs = np.linalg.svd(sample, full_matrices=False)[2][:2]
-        np.testing.assert_allclose(ours, theirs * np.sign((ours * theirs).sum(1))[:, None], atol=1e-8)
+        np.testing.assert_allclose(
+            ours, theirs * np.sign((ours * theirs).sum(1))[:, None], atol=1e-8
+        )
         assert (ours @ sample.mean(0) >= 0).all()
 
 
@@ -79,7 +85,9 @@ def test_vectors_without_directions(vectors, words):
 
 
 @pytest.mark.parametrize(("end", "layer", "head"), [("similar", 1, 1), ("opposite", 5, 1)])
-@pytest.mark.parametrize(("directions", "vectors"), [("both", "both"), ("queries", "query"), ("keys", "key")])
+@pytest.mark.parametrize(
+    ("directions", "vectors"), [("both", "both"), ("queries", "query"), ("keys", "key")]
+)
 def test_clouds_and_paths_lie_on_the_same_directions(end, layer, head, directions, vectors):
     run = planted(thirds_apart, seeds=(3, 4))
     sampled = run["vectors"].query("layer == @layer and head == @head")
@@ -100,13 +108,20 @@ def test_clouds_and_paths_lie_on_the_same_directions(end, layer, head, direction
 
 def test_the_clouds_of_keys_that_turn_against_the_queries_part():
     """The planted direction is dimension 0: queries at 2, opposite keys at -2 times 0.84."""
-    last = of_head(planted(thirds_apart), "opposite")[0].query("step == 1000").groupby("space")["x"].mean()
+    last = (
+        of_head(planted(thirds_apart), "opposite")[0]
+        .query("step == 1000")
+        .groupby("space")["x"]
+        .mean()
+    )
     assert last["key"] > 0 > last["query"]
     assert abs(last["query"]) == pytest.approx(2, abs=0.2)
 
 
 def test_how_much_of_the_drift_a_line_holds_follows_the_planted_one():
-    """The mean query moves from 1 to 2 along one dimension, the mean key from (0, 1) to 2·(-0.88, 0.47)."""
+    """The mean query moves from 1 to 2 along one dimension, the mean key from (0, 1) to 2·(-0.88,
+    0.47).
+    """
     run = planted(thirds_apart)
     found = shared_drift(run).query("layer == 5 and head == 1").set_index("direction")
     steps = np.array([0, 10, 100, 1000])
@@ -126,36 +141,52 @@ def test_how_much_of_the_drift_a_line_holds_follows_the_planted_one():
         "of the other": pytest.approx(min(share("query", "key"), share("key", "query"))),
     }
     band = chance_band(chance_dimensions(run))
-    assert found["chance"].to_dict() == pytest.approx({"of both": (1 + band) / 2, "of the other": band**2})
+    assert found["chance"].to_dict() == pytest.approx(
+        {"of both": (1 + band) / 2, "of the other": band**2}
+    )
 
 
 def test_no_line_holds_more_of_both_drifts_than_their_cosine_allows():
     run = planted(thirds_apart, seeds=(0, 1))
     means = run["head_means"].query("space != 'value'")
-    means = means.pivot(index=["seed", "layer", "head", "space", "dimension"], columns="step", values="mean")
+    means = means.pivot(
+        index=["seed", "layer", "head", "space", "dimension"], columns="step", values="mean"
+    )
     drift = (means[1000] - means[0]).unstack("space")
     products = (drift["query"] * drift["key"]).groupby(["seed", "layer", "head"]).sum()
     lengths = np.sqrt((drift**2).groupby(["seed", "layer", "head"]).sum()).prod(axis=1)
     most = (1 + (products / lengths).abs()) / 2
-    share = shared_drift(run).query("direction == 'of both'").set_index(["seed", "layer", "head"])["share"]
+    share = (
+        shared_drift(run)
+        .query("direction == 'of both'")
+        .set_index(["seed", "layer", "head"])["share"]
+    )
     assert (share <= most + 1e-9).all()
 
 
-@pytest.mark.parametrize(("asked", "shown"), [([0, 500, 5000], {0, 400, 2000}), ([35, 9999], {40, 2000})])
+@pytest.mark.parametrize(
+    ("asked", "shown"), [([0, 500, 5000], {0, 400, 2000}), ([35, 9999], {40, 2000})]
+)
 def test_steps_shown_are_those_nearest_to_what_is_asked(asked, shown):
     run = planted(thirds_apart, steps=(0, 20, 40, 400, 2000))
     loaded = SimpleNamespace(load_runs=lambda *_: {"planted": run})
     names = {"several_runs": loaded, "steps": asked, "display": lambda _: None}
-    assert run_cells("training/queries-and-keys", "several_runs.load_runs", **names)["some"] == shown
+    assert (
+        run_cells("training/queries-and-keys", "several_runs.load_runs", **names)["some"] == shown
+    )
 
 
 @pytest.mark.parametrize(("size", "beyond"), [(0.9999, True), (1e-3, False)])
-def test_drifts_along_one_line_are_held_by_each_others_directions_and_those_at_right_angles_are_not(size, beyond):
+def test_drifts_along_one_line_are_held_by_each_others_directions_and_those_at_right_angles_are_not(
+    size, beyond
+):
     run = planted(lambda layer, head, way, seed: size * (-1) ** (head == 2), seeds=(0, 1, 2, 3, 4))
     drift = shared_drift(run)
     assert (drift["share"] > drift["chance"]).eq(beyond).all()
     names = {"measured": {"planted": run}}
-    verdicts = run_cells("training/queries-and-keys", "def numbers", "several_runs.verdicts", **names)["verdicts"]
+    verdicts = run_cells(
+        "training/queries-and-keys", "def numbers", "several_runs.verdicts", **names
+    )["verdicts"]
     outcome = "holds" if beyond else "does not hold"
     # All seeds are planted alike: the leaving of the origin is that of every head.
     assert set(verdicts["verdict"]) <= {outcome, "no interval", "holds"}

@@ -9,12 +9,19 @@ import torch
 from planted import Planted, run_cells
 from scipy import stats
 
-from analysis_book.papers.godey.anisotropy import Centred, cosines, drift_correlation, without_mean_of_others
+from analysis_book.papers.godey.anisotropy import (
+    Centred,
+    cosines,
+    drift_correlation,
+    without_mean_of_others,
+)
 from analysis_lib import AnalysisError, Comparison, Corpus, load_model, measure
 
 
 def layers(model: str, norms: list[float], cosines: list[float]) -> pd.DataFrame:
-    return pd.DataFrame({"model": model, "layer": range(len(norms)), "norm_of_mean": norms, "cosine": cosines})
+    return pd.DataFrame(
+        {"model": model, "layer": range(len(norms)), "norm_of_mean": norms, "cosine": cosines}
+    )
 
 
 def correlation(norms: list[float], cosines: list[float]) -> pd.Series:
@@ -70,7 +77,9 @@ def test_what_cannot_be_correlated_is_refused():
 
 
 def measured(**models: tuple[list[float], list[float]]) -> Comparison:
-    """Models with drift and cosine of their layers, vectors of length 10, and queries that no correlation may read."""
+    """Models with drift and cosine of their layers, vectors of length 10, and queries that no
+    correlation may read.
+    """
     runs = {}
     for model, (norms, similar) in models.items():
         hidden = pd.DataFrame({"space": "hidden", "layer": range(len(norms)), "head": pd.NA})
@@ -88,8 +97,19 @@ def measured(**models: tuple[list[float], list[float]]) -> Comparison:
 
 def on_page(without: list[str] = (), **models) -> dict:
     """What the cells of the page leave behind on planted models."""
-    names = {"measured": measured(**models), "shipped_models": [], "without": without, "display": lambda _: None}
-    cells = ("tables = Comparison(", "of_share = ", "absent, rows = ", "clear = ", 'text = "Over the layers')
+    names = {
+        "measured": measured(**models),
+        "shipped_models": [],
+        "without": without,
+        "display": lambda _: None,
+    }
+    cells = (
+        "tables = Comparison(",
+        "of_share = ",
+        "absent, rows = ",
+        "clear = ",
+        'text = "Over the layers',
+    )
     said = []
     return run_cells("anisotropy/drift", *cells, **names, Markdown=said.append) | {"said": said}
 
@@ -101,7 +121,11 @@ def test_the_page_joins_the_hidden_states_of_each_model_alone():
     assert found["share"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.6, 0.8])
 
 
-RISING, FALLING, CROOKED = [1.0, 2, 3, 4, 5, 9], [9.0, 5, 4, 3, 2, 1], [0.3, 0.1, 0.5, 0.2, 0.4, 0.1]
+RISING, FALLING, CROOKED = (
+    [1.0, 2, 3, 4, 5, 9],
+    [9.0, 5, 4, 3, 2, 1],
+    [0.3, 0.1, 0.5, 0.2, 0.4, 0.1],
+)
 COSINES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
 
 
@@ -146,7 +170,9 @@ def hidden_states(model, texts) -> np.ndarray:
     for text in texts:
         with torch.inference_mode():
             read = model.tokenizer(text, return_tensors="pt")
-            states.append(torch.stack(model.model(**read, output_hidden_states=True).hidden_states)[:, 0])
+            states.append(
+                torch.stack(model.model(**read, output_hidden_states=True).hidden_states)[:, 0]
+            )
     return torch.cat(states, 1).numpy()
 
 
@@ -160,7 +186,9 @@ def test_vectors_lose_the_mean_that_is_given(tiny_folder):
     model = load_model(str(tiny_folder("bert")), dtype="float64")
     given = np.random.default_rng(0).normal(size=model.model.config.hidden_size)
     centred = Centred(dict.fromkeys(range(9), given))
-    found = measure(model, corpus, [centred], progress=False)["centred"].set_index("layer")["cosine"]
+    found = measure(model, corpus, [centred], progress=False)["centred"].set_index("layer")[
+        "cosine"
+    ]
     for layer, vectors in enumerate(hidden_states(model, corpus.texts) - given):
         assert found[layer] == pytest.approx(mean_cosine(vectors), abs=1e-9)
 
@@ -169,28 +197,39 @@ def test_one_half_loses_the_mean_of_the_other(tiny_folder):
     texts = ["a warm film", "the plot is lovely", "a dull one", "and a long one"]
     corpus, model = Corpus("four", texts), load_model(str(tiny_folder("bert")), dtype="float64")
     found = {
-        name: table.set_index("layer") for name, table in without_mean_of_others(model, corpus, progress=False).items()
+        name: table.set_index("layer")
+        for name, table in without_mean_of_others(model, corpus, progress=False).items()
     }
     means = hidden_states(model, texts[0::2]).mean(1, keepdims=True)
     for layer, vectors in enumerate(hidden_states(model, texts[1::2])):
         hidden = found["anisotropy"].query("space == 'hidden'")["cosine"]
         assert hidden[layer] == pytest.approx(mean_cosine(vectors), abs=1e-9)
-        assert found["centred"]["cosine"][layer] == pytest.approx(mean_cosine(vectors - means[layer]), abs=1e-9)
+        assert found["centred"]["cosine"][layer] == pytest.approx(
+            mean_cosine(vectors - means[layer]), abs=1e-9
+        )
 
 
 def test_the_first_token_can_be_passed_over(tiny_folder):
     texts = ["a warm film", "the plot is lovely", "a dull one", "and a long one"]
     corpus, model = Corpus("four", texts), load_model(str(tiny_folder("bert")), dtype="float64")
     found = without_mean_of_others(model, corpus, progress=False)
-    others, half = ([hidden_states(model, [text])[:, 1:] for text in texts[turn::2]] for turn in (0, 1))
+    others, half = (
+        [hidden_states(model, [text])[:, 1:] for text in texts[turn::2]] for turn in (0, 1)
+    )
     means = np.concatenate(others, 1).mean(1, keepdims=True)
     for layer, vectors in enumerate(np.concatenate(half, 1)):
         for name, left in (("anisotropy", vectors), ("centred", vectors - means[layer])):
-            assert cosines(found, f"{name}_without_first")[layer] == pytest.approx(mean_cosine(left), abs=1e-9)
+            assert cosines(found, f"{name}_without_first")[layer] == pytest.approx(
+                mean_cosine(left), abs=1e-9
+            )
 
 
-def apart(as_it_is: list[float], left: list[float], without_first: list[float], reach: float = 0.001) -> Planted:
-    """The tables of a model of 384 dimensions, in which 95 % of random pairs have a cosine below 0.084."""
+def apart(
+    as_it_is: list[float], left: list[float], without_first: list[float], reach: float = 0.001
+) -> Planted:
+    """The tables of a model of 384 dimensions, in which 95 % of random pairs have a cosine below
+    0.084.
+    """
     values = {"anisotropy": as_it_is, "centred": left}
     values |= {"anisotropy_without_first": as_it_is, "centred_without_first": without_first}
     hidden = pd.DataFrame({"space": "hidden", "layer": range(len(left))})
@@ -206,13 +245,16 @@ def apart(as_it_is: list[float], left: list[float], without_first: list[float], 
         ([0.5, 0.01, 0.0], [0.5, 0.01, 0.0], ["does not hold", "holds"] * 2),
         # What is left with all tokens is gone without the first ones.
         ([0.0, 0.4, 0.4], [0.0, 0.01, 0.0], ["does not hold"] * 2 + ["holds"] * 2),
-        # Vectors that point away from each other are no isotropic cloud's, but less alike than one's.
+        # Vectors that point away from each other are no isotropic cloud's, but less alike than
+        # one's.
         ([0.0, -0.4, -0.4], [0.0, 0.01, 0.0], ["holds", "does not hold", "holds", "holds"]),
     ],
 )
 def test_the_claims_on_vectors_without_their_mean(left, without_first, expected):
     names = {"apart": {"m": apart([0.2, 0.6, 0.5], left, without_first)}, "display": lambda _: None}
-    found = run_cells("anisotropy/centred", "def statistics", "names = {", "read = {", **names)["verdicts"]
+    found = run_cells("anisotropy/centred", "def statistics", "names = {", "read = {", **names)[
+        "verdicts"
+    ]
     assert found["verdict"].tolist() == expected
     assert found["id"].tolist() == ["godey-isotropic-without-mean", "godey-mean-makes-cone"] * 2
     assert found["variant"].tolist() == ["all tokens"] * 2 + ["without the first token"] * 2
@@ -222,19 +264,41 @@ def test_the_finding_on_centred_vectors_gives_the_reason_where_it_is_one():
     models = {"clean": apart([0.2, 0.6], [0.0, 0.01], [0.0, 0.01])}
     models["sunk"] = apart([0.2, 0.6], [0.0, 0.8], [0.0, 0.02])
     names = {"apart": models, "display": lambda _: None}
-    cells = ("names = {", "groups = wide", "def statistics", "read = {", "clear = ", 'text = "Isotropic')
+    cells = (
+        "names = {",
+        "groups = wide",
+        "def statistics",
+        "read = {",
+        "clear = ",
+        'text = "Isotropic',
+    )
     said = []
     run_cells("anisotropy/centred", *cells, **names, Markdown=said.append)
-    assert said[0].startswith("Isotropic in every layer without the mean of other texts: clean. In sunk")
+    assert said[0].startswith(
+        "Isotropic in every layer without the mean of other texts: clean. In sunk"
+    )
     assert "**0.80** is left, and **0.02** without the first tokens: far longer" in said[0]
     said.clear()
-    run_cells("anisotropy/centred", *cells, **names | {"apart": {"clean": models["clean"]}}, Markdown=said.append)
+    run_cells(
+        "anisotropy/centred",
+        *cells,
+        **names | {"apart": {"clean": models["clean"]}},
+        Markdown=said.append,
+    )
     assert said[0].endswith("In clean, a cosine of **0.01** is left.")
 
 
 def test_layers_beyond_random_directions_are_counted_by_their_own_width():
-    hidden = {"model": ["m"] * 4, "trained": [True, True, False, False], "width": [100, 10_000] * 2, "space": "hidden"}
-    names = {"hidden": pd.DataFrame(hidden | {"cosine": [0.1, 0.1, 0.2, 0.0]}), "display": lambda _: None}
+    hidden = {
+        "model": ["m"] * 4,
+        "trained": [True, True, False, False],
+        "width": [100, 10_000] * 2,
+        "space": "hidden",
+    }
+    names = {
+        "hidden": pd.DataFrame(hidden | {"cosine": [0.1, 0.1, 0.2, 0.0]}),
+        "display": lambda _: None,
+    }
     found = run_cells("anisotropy/isotropy", "weights = hidden", 'shown["beyond"]', **names)
     # The 95th percentile is 0.165 in 100 dimensions and 0.017 in 10,000.
     assert found["shown"]["beyond"].tolist() == [False, True, True, False]
@@ -242,7 +306,14 @@ def test_layers_beyond_random_directions_are_counted_by_their_own_width():
 
 
 def test_the_correlations_of_twins_are_one_for_each_draw():
-    norms, cosines = [1.0, 2, 3, 4], {None: [0.1, 0.2, 0.3, 0.4], 0: [0.4, 0.3, 0.2, 0.1], 1: [0.1, 0.3, 0.2, 0.4]}
-    table = pd.concat(layers("m", norms, found).assign(trained=t is None, twin=t) for t, found in cosines.items())
-    found = run_cells("anisotropy/checks", "draws = layers", layers=table, display=lambda _: None)["listed"]
+    norms, cosines = (
+        [1.0, 2, 3, 4],
+        {None: [0.1, 0.2, 0.3, 0.4], 0: [0.4, 0.3, 0.2, 0.1], 1: [0.1, 0.3, 0.2, 0.4]},
+    )
+    table = pd.concat(
+        layers("m", norms, found).assign(trained=t is None, twin=t) for t, found in cosines.items()
+    )
+    found = run_cells("anisotropy/checks", "draws = layers", layers=table, display=lambda _: None)[
+        "listed"
+    ]
     assert found.iloc[0, 2:].tolist() == pytest.approx([1, -1, -0.1, 0.8])

@@ -1,4 +1,6 @@
-"""Queries and keys along training, against loops over transformers' own hidden states and linear layers in float64."""
+"""Queries and keys along training, against loops over transformers' own hidden states and linear
+layers in float64.
+"""
 
 import hashlib
 import json
@@ -42,8 +44,24 @@ def home(tmp_path_factory) -> Path:
     """A folder with a text file, a run of two seeds, and what is derived."""
     folder = tmp_path_factory.mktemp("home")
     draw = random.Random(0)
-    words = ["a", "the", "cat", "dog", "bird", "mouse", "apple", "house", "bridge", "sees", "eats", "draws", "finds"]
-    lines = "\n".join(" ".join(draw.choices(words, k=draw.randint(2, 11))) + "." for _ in range(200))
+    words = [
+        "a",
+        "the",
+        "cat",
+        "dog",
+        "bird",
+        "mouse",
+        "apple",
+        "house",
+        "bridge",
+        "sees",
+        "eats",
+        "draws",
+        "finds",
+    ]
+    lines = "\n".join(
+        " ".join(draw.choices(words, k=draw.randint(2, 11))) + "." for _ in range(200)
+    )
     (folder / "lines.txt").write_text(lines, encoding="utf-8")
     settings = Pretraining(
         str(folder / "lines.txt"), TINY, vocabulary=80, length=LENGTH, steps=9, batch=4, learning_rate=1e-2,
@@ -63,7 +81,13 @@ def apart(home, monkeypatch) -> None:
 
 @pytest.fixture
 def asked(home) -> dict:
-    return {"run": str(home / "run"), "data": str(home / "lines.txt"), "limit": LIMIT, "seed": SEED, "seeds": [1, 0]}
+    return {
+        "run": str(home / "run"),
+        "data": str(home / "lines.txt"),
+        "limit": LIMIT,
+        "seed": SEED,
+        "seeds": [1, 0],
+    }
 
 
 @pytest.fixture
@@ -77,7 +101,9 @@ def texts(home: Path) -> list[str]:
 
 
 def naive(folder: str, lines: list[str]) -> dict[tuple[str, int, int], np.ndarray]:
-    """Every query, key and value by space, layer and head, one row per token: line by line, without padding."""
+    """Every query, key and value by space, layer and head, one row per token: line by line, without
+    padding.
+    """
     model = transformers.BertModel.from_pretrained(folder).double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows: dict[tuple[str, int, int], list[np.ndarray]] = {}
@@ -104,7 +130,9 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 def test_the_means_are_those_of_a_loop(found, home):
     assert found.seeds == [1, 0]
     assert (found.steps, found.layers, found.head_width) == ([0, 3, 9], LAYERS, WIDTH)
-    means = found["head_means"].set_index(["seed", "step", "space", "layer", "head", "dimension"])["mean"]
+    means = found["head_means"].set_index(["seed", "step", "space", "layer", "head", "dimension"])[
+        "mean"
+    ]
     means = means.sort_index()
     alignment = found["qk_alignment"].set_index(["seed", "step", "layer", "head"]).sort_index()
     assert len(means) == 2 * 3 * 3 * LAYERS * HEADS * WIDTH
@@ -152,7 +180,10 @@ def test_the_same_tokens_are_sampled_at_every_step(home):
 
 def test_tokens_are_sampled_uniformly(home):
     (last,) = checkpoints(str(home / "run"))[-1:]
-    model, corpus = load_model(last.model), Corpus("two", load_corpus(str(home / "lines.txt"), 3, 0).texts)
+    model, corpus = (
+        load_model(last.model),
+        Corpus("two", load_corpus(str(home / "lines.txt"), 3, 0).texts),
+    )
     rows = naive(last.model, corpus.texts)["query", 2, 1]
     times, share = 150, 0.3
     counts = np.zeros(len(rows))
@@ -167,12 +198,16 @@ def test_tokens_are_sampled_uniformly(home):
 
 def test_one_vector_is_sampled_at_least(home):
     corpus = Corpus("one", ["a cat"])
-    table = sample_vectors(load_model(checkpoints(str(home / "run"))[0].model), corpus, {(1, 1)}, 0.01, 0)
+    table = sample_vectors(
+        load_model(checkpoints(str(home / "run"))[0].model), corpus, {(1, 1)}, 0.01, 0
+    )
     assert table["space"].tolist() == ["key", "query"]
 
 
 def test_queries_and_keys_of_grouped_heads(tiny_folder):
-    """Two queries share a key; queries and keys are as the scores see them, after the rotary embedding."""
+    """Two queries share a key; queries and keys are as the scores see them, after the rotary
+    embedding.
+    """
     loaded = load_model(str(tiny_folder("llama")))
     corpus = Corpus("tiny", ["Keys answer queries.", "Hi", "The cone of vectors points one way."])
     model = transformers.LlamaModel.from_pretrained(tiny_folder("llama")).double().eval()
@@ -185,20 +220,26 @@ def test_queries_and_keys_of_grouped_heads(tiny_folder):
             for layer, block in enumerate(model.layers, 1):
                 read = block.input_layernorm(hidden[layer - 1])
                 split = [
-                    getattr(block.self_attn, f"{x}_proj")(read)[0].unflatten(-1, (-1, 8)).transpose(0, 1)[None]
+                    getattr(block.self_attn, f"{x}_proj")(read)[0]
+                    .unflatten(-1, (-1, 8))
+                    .transpose(0, 1)[None]
                     for x in "qk"
                 ]
-                for space, vectors in zip(("query", "key"), apply_rotary_pos_emb(*split, *angles), strict=True):
+                for space, vectors in zip(
+                    ("query", "key"), apply_rotary_pos_emb(*split, *angles), strict=True
+                ):
                     for head in range(1, 5):
                         shared = head - 1 if space == "query" else (head - 1) // 2
                         rows.setdefault((space, layer, head), []).append(vectors[0, shared].numpy())
     table = sample_vectors(loaded, corpus, {(1, 3), (2, 2), (2, 4)}, 1.0, 0)
     for (layer, head, space), part in table.groupby(["layer", "head", "space"]):
         expected = np.concatenate(rows[space, layer, head])
-        # Each vector is one of the model's, and the other way round: the first token is the same in all texts.
+        # Each vector is one of the model's, and the other way round: the first token is the same in
+        # all texts.
         assert len(drawn(part, expected)) == len(expected)
         drawn(
-            pd.DataFrame(expected, columns=[str(i) for i in range(8)]), part[[str(i) for i in range(8)]].to_numpy(float)
+            pd.DataFrame(expected, columns=[str(i) for i in range(8)]),
+            part[[str(i) for i in range(8)]].to_numpy(float),
         )
 
 
@@ -212,7 +253,10 @@ def frames(found: Dynamics) -> dict[str, bytes]:
 def test_what_is_saved_is_read_again(found, tmp_path):
     found.save(tmp_path / "out")
     again = Dynamics.load(tmp_path / "out")
-    assert again.about == {**found.about, "tables": {name: len(table) for name, table in found.items()}}
+    assert again.about == {
+        **found.about,
+        "tables": {name: len(table) for name, table in found.items()},
+    }
     assert set(again) == set(found) == {*module.METRICS, "baselines", "losses", "vectors"}
     for name, table in found.items():
         pd.testing.assert_frame_equal(again[name], table)
@@ -223,7 +267,9 @@ def test_what_is_saved_is_read_again(found, tmp_path):
 def test_a_save_that_fails_leaves_what_was_there(found, tmp_path, monkeypatch):
     found.save(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        pd.DataFrame, "to_parquet", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(AnalysisError, match="cannot be written"):
         found.save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -250,7 +296,11 @@ def test_an_interrupted_measurement_goes_on_where_it_was(found, asked, home, mon
     first = measured.copy()
     # The last step of the first seed decides which heads are shown.
     assert Path(first[0]).name == "seed_1-step_9"
-    monkeypatch.setattr(module, "measure", lambda model, *a, **o: measured.append(model.name) or real(model, *a, **o))
+    monkeypatch.setattr(
+        module,
+        "measure",
+        lambda model, *a, **o: measured.append(model.name) or real(model, *a, **o),
+    )
     again = dynamics(**asked)
     assert len(set(measured)) == len(measured) == 6
     assert frames(again) == frames(found)
@@ -258,7 +308,9 @@ def test_an_interrupted_measurement_goes_on_where_it_was(found, asked, home, mon
 
 
 def test_other_code_or_another_run_are_measured_anew(found, asked, monkeypatch):
-    monkeypatch.setattr(module, "measure", lambda *_, **__: (_ for _ in ()).throw(AnalysisError("measured")))
+    monkeypatch.setattr(
+        module, "measure", lambda *_, **__: (_ for _ in ()).throw(AnalysisError("measured"))
+    )
     for change in ({"limit": 3}, {"seed": 6}, {"seeds": [1]}):
         with pytest.raises(AnalysisError, match="measured"):
             dynamics(**{**asked, **change})
@@ -274,7 +326,13 @@ def test_shipped_measurements_are_those_of_what_was_asked_for(found, home, monke
     Dynamics(found, {**found.about, **asked}).save(tmp_path / "measurements" / "shipped")
     assert frames(dynamics("shipped", **asked)) == frames(found)
     assert frames(dynamics("shipped", **{**asked, "seeds": [0, 1, 1]})) == frames(found)
-    for change in ({"data": "reviews"}, {"limit": 3}, {"seed": 1}, {"seeds": [0]}, {"seeds": [1, 0]}):
+    for change in (
+        {"data": "reviews"},
+        {"limit": 3},
+        {"seed": 1},
+        {"seeds": [0]},
+        {"seeds": [1, 0]},
+    ):
         # It would have to be trained, on a file that is not there.
         with pytest.raises(AnalysisError, match=r"absent\.txt"):
             dynamics("shipped", **{**asked, **change})
@@ -312,9 +370,13 @@ def test_the_multiberts_from_a_cache(home, tmp_path, monkeypatch):
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "data"))
     for name, step in (("0k", 0), ("2000k", 9)):
         repository = tmp_path / "hub" / f"models--google--multiberts-seed_0-step_{name}"
-        snapshot = shutil.copytree(home / "run" / f"seed_0-step_{step}", repository / "snapshots" / ("0" * 40))
+        snapshot = shutil.copytree(
+            home / "run" / f"seed_0-step_{step}", repository / "snapshots" / ("0" * 40)
+        )
         (snapshot / "model.safetensors").unlink()
-        weights = transformers.BertForMaskedLM.from_pretrained(home / "run" / f"seed_0-step_{step}").state_dict()
+        weights = transformers.BertForMaskedLM.from_pretrained(
+            home / "run" / f"seed_0-step_{step}"
+        ).state_dict()
         torch.save(weights, snapshot / "pytorch_model.bin")
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text("0" * 40)
@@ -344,9 +406,13 @@ def test_the_heads_shown_are_the_most_similar_and_the_most_opposite_at_the_end(f
 def test_a_shipped_run_is_what_its_settings_say_and_small(run):
     found = Dynamics.load(SHIPPED / run)
     training, settings = found.about["training"], runs.RUNS[run]
-    ours = json.loads(json.dumps({**asdict(settings), "checkpoints": pretraining.spread(settings.steps)}))
+    ours = json.loads(
+        json.dumps({**asdict(settings), "checkpoints": pretraining.spread(settings.steps)})
+    )
     # What is left at its default since these were added is not written down.
-    written = {name: value for name, value in ours.items() if value or name not in ("cased", "tokenizer")}
+    written = {
+        name: value for name, value in ours.items() if value or name not in ("cased", "tokenizer")
+    }
     assert {name: training["settings"][name] for name in written} == written
     assert training["data"] == data_identity(settings.data)
     assert found.steps == ours["checkpoints"]
@@ -355,7 +421,9 @@ def test_a_shipped_run_is_what_its_settings_say_and_small(run):
     assert set(found) - {"vectors"} == {*module.METRICS, "losses", "baselines"}
     for name, table in found.items():
         assert name == "baselines" or set(table["seed"]) <= set(found.seeds)
-    assert found["losses"].groupby("seed")["step"].max().to_dict() == dict.fromkeys(found.seeds, settings.steps)
+    assert found["losses"].groupby("seed")["step"].max().to_dict() == dict.fromkeys(
+        found.seeds, settings.steps
+    )
     assert sum(path.stat().st_size for path in (SHIPPED / run).iterdir()) <= 22e6
 
 
@@ -366,7 +434,10 @@ def test_the_pages_defaults_are_shipped(monkeypatch):
     assert deep.layers == 12
     assert deep["vectors"]["seed"].eq(0).all()
     assert several.seeds == [0, 1, 2, 3, 4]
-    with pytest.raises(AnalysisError, match=r"bert-4 is shipped without vectors: .* dynamics\('bert-4', seeds=\[0\]\)"):
+    with pytest.raises(
+        AnalysisError,
+        match=r"bert-4 is shipped without vectors: .* dynamics\('bert-4', seeds=\[0\]\)",
+    ):
         several["vectors"]
     with pytest.raises(KeyError):
         several["vector"]

@@ -1,4 +1,6 @@
-"""Anisotropy of trained models and their twins: planted cosines give the verdicts that were planted."""
+"""Anisotropy of trained models and their twins: planted cosines give the verdicts that were
+planted.
+"""
 
 from types import SimpleNamespace
 
@@ -20,7 +22,9 @@ from analysis_lib.metrics.intervals import Estimate
 
 
 def hidden(*cosines: float, reach: float = 0.01) -> pd.DataFrame:
-    """An ``anisotropy`` table of these layers, and of queries that no claim on hidden states may read."""
+    """An ``anisotropy`` table of these layers, and of queries that no claim on hidden states may
+    read.
+    """
     layers = pd.DataFrame({"space": "hidden", "layer": range(len(cosines)), "cosine": cosines})
     table = pd.concat([layers, layers.assign(space="query", cosine=0.99 * (-1) ** layers["layer"])])
     return table.assign(ci_low=table["cosine"] - reach, ci_high=table["cosine"] + reach)
@@ -76,9 +80,14 @@ def test_the_decoder_alone_decides_the_claim_on_decoders(last, expected):
 
 def test_a_shipped_model_brings_its_verdicts():
     runs = {("real", None): measured(0.1, name="real"), ("mpnet-base", None): shipped("mpnet-base")}
-    found = run_cells("anisotropy/text", "def upper_half", "statistics = {", comparison=Comparison(runs))["verdicts"]
+    found = run_cells(
+        "anisotropy/text", "def upper_half", "statistics = {", comparison=Comparison(runs)
+    )["verdicts"]
     found = found[found["id"] == "godey-anisotropic-layer"]
-    assert dict(zip(found["model"], found["verdict"], strict=True)) == {"real": "does not hold", "MPNet": "holds"}
+    assert dict(zip(found["model"], found["verdict"], strict=True)) == {
+        "real": "does not hold",
+        "MPNet": "holds",
+    }
 
 
 def test_a_cone_is_made_by_training_where_less_than_half_of_it_is_there_before():
@@ -92,9 +101,13 @@ def test_a_cone_is_made_by_training_where_less_than_half_of_it_is_there_before()
     }
     shown = []
     names = {"cosine": curves(Comparison(runs)), "display": shown.append, "Markdown": str}
-    found = run_cells("anisotropy/text", "peaks = ", "text += ", **names)["peaks"].set_index("model")
+    found = run_cells("anisotropy/text", "peaks = ", "text += ", **names)["peaks"].set_index(
+        "model"
+    )
     assert found["cone"].dropna().to_dict() == {"made": "by training", "born": "before it"}
-    assert found.loc["made", ["layer", "trained", "untrained"]].tolist() == pytest.approx([1, 0.6, 0.22])
+    assert found.loc["made", ["layer", "trained", "untrained"]].tolist() == pytest.approx(
+        [1, 0.6, 0.22]
+    )
     assert shown[-1] == (
         "Tokens reach a mean cosine of **0.60** in made. Training makes the cone of made. "
         "The cone of born needs no training."
@@ -103,21 +116,38 @@ def test_a_cone_is_made_by_training_where_less_than_half_of_it_is_there_before()
 
 def test_models_of_bytes_are_set_against_the_mean_peak_of_the_others():
     peaks = {"low": 0.2, "high": 0.6, "bytes": 0.45, "canine": 0.35}
-    runs = Comparison({(name, None): measured(0.0, peak, name=name) for name, peak in peaks.items()})
-    names = {"comparison": runs, "text_models": ["low", "high"], "character_models": ["bytes", "canine"]}
-    found = run_cells("anisotropy/characters", "def higher", "rows, cone", display=lambda _: None, **names)["rows"]
+    runs = Comparison(
+        {(name, None): measured(0.0, peak, name=name) for name, peak in peaks.items()}
+    )
+    names = {
+        "comparison": runs,
+        "text_models": ["low", "high"],
+        "character_models": ["bytes", "canine"],
+    }
+    found = run_cells(
+        "anisotropy/characters", "def higher", "rows, cone", display=lambda _: None, **names
+    )["rows"]
     found = pd.DataFrame(found).set_index(["id", "model"])
     assert found.loc["godey-anisotropic-layer", "verdict"].tolist() == ["holds", "holds"]
-    assert found.loc["godey-bytes-higher", "verdict"].to_dict() == {"bytes": "holds", "canine": "does not hold"}
+    assert found.loc["godey-bytes-higher", "verdict"].to_dict() == {
+        "bytes": "holds",
+        "canine": "does not hold",
+    }
     np.testing.assert_allclose(found.loc["godey-bytes-higher", "value"], [0.05, -0.05])
 
 
 def of_type(model_type: str):
-    return lambda _: SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(model_type=model_type)))
+    return lambda _: SimpleNamespace(
+        model=SimpleNamespace(config=SimpleNamespace(model_type=model_type))
+    )
 
 
 def heard_and_seen(*cosines: float, speech: bool, model_type: str = "vit") -> pd.Series:
-    names = {"speech_models": ["m"] * speech, "image_models": ["m"] * (not speech), "load_model": of_type(model_type)}
+    names = {
+        "speech_models": ["m"] * speech,
+        "image_models": ["m"] * (not speech),
+        "load_model": of_type(model_type),
+    }
     comparison = Comparison({("m", None): measured(*cosines)})
     return on_page("speech-and-vision", "low = {", "statistics |= ", comparison=comparison, **names)
 
@@ -130,7 +160,11 @@ def test_every_layer_decides_the_claim_on_speech(least, expected):
 
 @pytest.mark.parametrize(
     ("highest", "low", "isotropic"),
-    [(0.16, "holds", "holds"), (0.19, "holds", "does not hold"), (0.21, "does not hold", "does not hold")],
+    [
+        (0.16, "holds", "holds"),
+        (0.19, "holds", "does not hold"),
+        (0.21, "does not hold", "does not hold"),
+    ],
 )
 def test_every_layer_decides_the_claims_on_vision(highest, low, isotropic):
     found = heard_and_seen(0.1, highest, 0.15, speech=False)
@@ -143,7 +177,9 @@ def test_claims_on_vit_and_mit_do_not_apply_to_others():
     assert found["godey-anisotropic-layer"] == "holds"
 
 
-def of_network(*cosines: float, norms: int = 0, removed: float = 0.1, centred: float = 0.1) -> pd.DataFrame:
+def of_network(
+    *cosines: float, norms: int = 0, removed: float = 0.1, centred: float = 0.1
+) -> pd.DataFrame:
     flat = Comparison({("m", None): measured(*cosines)})
     apart = measured(0.0)
     apart._parts["centred"] = hidden(0.0, centred)
@@ -164,7 +200,9 @@ def of_network(*cosines: float, norms: int = 0, removed: float = 0.1, centred: f
         ((0.0, 0.3), "does not hold", "does not hold", "does not hold"),
     ],
 )
-def test_convolutions_are_isotropic_strictly_or_loosely_or_in_their_blocks(cosines, strict, loose, blocks):
+def test_convolutions_are_isotropic_strictly_or_loosely_or_in_their_blocks(
+    cosines, strict, loose, blocks
+):
     found = of_network(*cosines)
     names = [f"godey-convolution-{reading}" for reading in ("strict", "loose", "blocks")]
     assert found[names].tolist() == [strict, loose, blocks]
@@ -172,7 +210,8 @@ def test_convolutions_are_isotropic_strictly_or_loosely_or_in_their_blocks(cosin
 
 
 @pytest.mark.parametrize(
-    ("cosines", "expected"), [((0.6, 0.4, 0.5, 0.1), "holds"), ((0.1, 0.5, 0.4, 0.6), "does not hold")]
+    ("cosines", "expected"),
+    [((0.6, 0.4, 0.5, 0.1), "holds"), ((0.1, 0.5, 0.4, 0.6), "does not hold")],
 )
 def test_depth_and_cosine_are_compared_by_rank(cosines, expected):
     assert of_network(*cosines)["godey-convolution-deeper"] == expected
@@ -193,12 +232,16 @@ def test_a_network_is_judged_without_the_mean_map_too(left, expected):
     assert found["godey-convolution-loose"] == "does not hold"
 
 
-def test_cosines_around_batch_normalisations_are_those_of_all_pairs_of_positions(tiny_folder, tmp_path):
+def test_cosines_around_batch_normalisations_are_those_of_all_pairs_of_positions(
+    tiny_folder, tmp_path
+):
     draws = np.random.default_rng(0).integers(0, 256, (4, 24, 24, 3), dtype=np.uint8)
     for i, pixels in enumerate(draws):
         Image.fromarray(pixels).save(tmp_path / f"{i}.png")
     model, images = load_model(str(tiny_folder("resnet-basic"))), load_corpus(str(tmp_path))
-    norm = next(module for module in model.model.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    norm = next(
+        module for module in model.model.modules() if isinstance(module, torch.nn.BatchNorm2d)
+    )
     maps = []
     hook = norm.register_forward_hook(lambda _, given, output: maps.append((given[0], output)))
     with torch.no_grad():
@@ -216,6 +259,8 @@ def test_cosines_around_batch_normalisations_are_those_of_all_pairs_of_positions
 
 def test_a_network_without_batch_normalisation_has_no_number(tiny_folder, tmp_path):
     Image.fromarray(np.zeros((24, 24, 3), np.uint8)).save(tmp_path / "a.png")
-    table, removed = around_batch_norm(load_model(str(tiny_folder("vit"))), load_corpus(str(tmp_path)))
+    table, removed = around_batch_norm(
+        load_model(str(tiny_folder("vit"))), load_corpus(str(tmp_path))
+    )
     assert table.empty
     assert np.isnan(removed.value)

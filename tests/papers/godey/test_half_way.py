@@ -13,12 +13,18 @@ def test_the_quantities_are_those_of_the_attention_layers():
     run = planted(thirds_apart, anisotropy=lambda layer, way: 0.1 * layer + 0.3 * way, seeds=(0, 1))
     quantities = half_way.quantities(run).set_index(["seed", "step", "layer", "quantity"])["value"]
     assert len(quantities) == 2 * len(STEPS) * LAYERS * 3
-    hidden = run["anisotropy"].query("space == 'hidden'").set_index(["seed", "step", "layer"])["cosine"]
+    hidden = (
+        run["anisotropy"].query("space == 'hidden'").set_index(["seed", "step", "layer"])["cosine"]
+    )
     for (seed, step, layer, quantity), value in quantities.items():
         here = f"seed == {seed} and step == {step} and layer == {layer}"
         aligned = run["qk_alignment"].query(here)["cosine"].abs().mean()
         entropy = run["attention_entropy"].query(here)["entropy_normalised"].mean()
-        expected = {"anisotropy": hidden[seed, step, layer - 1], "alignment": aligned, "sharpness": 1 - entropy}
+        expected = {
+            "anisotropy": hidden[seed, step, layer - 1],
+            "alignment": aligned,
+            "sharpness": 1 - entropy,
+        }
         assert value == pytest.approx(expected[quantity], abs=1e-12)
 
 
@@ -41,7 +47,13 @@ def test_half_of_the_way(steps, values, farthest, to_farthest, to_end):
     axis = pd.DataFrame({"seed": 0, "layer": 1, "quantity": "q", "step": steps, "value": values})
     for rows in (axis, axis[::-1]):
         (row,) = half_way.half_way(rows).itertuples()
-        assert (row.seed, row.layer, row.quantity, row.start, row.farthest) == (0, 1, "q", values[0], farthest)
+        assert (row.seed, row.layer, row.quantity, row.start, row.farthest) == (
+            0,
+            1,
+            "q",
+            values[0],
+            farthest,
+        )
         assert row.step_to_farthest == pytest.approx(to_farthest, nan_ok=True)
         assert row.step == pytest.approx(to_end, nan_ok=True)
         assert row.end == values[-1]
@@ -56,7 +68,9 @@ def test_which_is_first_counts_the_layers_in_which_both_rise():
     )
     assert half_way.earlier(run, "anisotropy", "sharpness").to_dict() == {0: 1.0, 1: 1.0}
     # Only in layer 1 is attention sharp before queries and keys align.
-    assert half_way.earlier(run, "alignment", "sharpness").to_dict() == pytest.approx({0: 5 / 6, 1: 5 / 6})
+    assert half_way.earlier(run, "alignment", "sharpness").to_dict() == pytest.approx(
+        {0: 5 / 6, 1: 5 / 6}
+    )
     assert half_way.earlier(run, "alignment", "sharpness", "farthest")[0] == pytest.approx(5 / 6)
     still = planted(anisotropy=lambda layer, way: 0.5)
     assert half_way.earlier(still, "anisotropy", "sharpness").empty
@@ -66,7 +80,8 @@ def test_what_changes_in_each_head_from_the_first_step_to_the_last():
     run = planted(thirds_apart, anisotropy=lambda layer, way: 0.2 + 0.1 * layer * way, seeds=(0, 1))
     changes = half_way.changes(run)
     assert len(changes) == 2 * LAYERS * 3
-    # The scalar products start at zero and end at twice the cosine; attention layer l reads hidden layer l - 1.
+    # The scalar products start at zero and end at twice the cosine; attention layer l reads hidden
+    # layer l - 1.
     first = changes.query("seed == 1 and layer == 2 and head == 3").iloc[0]
     assert first[["growth", "fall", "rise"]].tolist() == pytest.approx([2 * 0.84, 1, 0.2])
     assert first["nats"] == pytest.approx(2 + 0.2 + 0.03)

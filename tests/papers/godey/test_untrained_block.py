@@ -1,4 +1,6 @@
-"""The untrained block against naive float64 computations written from the formulas, at tiny sizes."""
+"""The untrained block against naive float64 computations written from the formulas, at tiny
+sizes.
+"""
 
 import math
 from dataclasses import replace
@@ -61,7 +63,12 @@ def linear(x: torch.Tensor, weights: dict, name: str, transposed: bool = False) 
 def naive_bert(x: torch.Tensor, w: dict) -> tuple[torch.Tensor, dict]:
     q, k, v = (linear(x, w, f"attention.self.{name}") for name in ("query", "key", "value"))
     seen = attention(q, k, v, causal=False)
-    x = normalised(x + linear(seen["mixed"], w, "attention.output.dense"), w, "attention.output.LayerNorm", 1e-12)
+    x = normalised(
+        x + linear(seen["mixed"], w, "attention.output.dense"),
+        w,
+        "attention.output.LayerNorm",
+        1e-12,
+    )
     inner = functional.gelu(linear(x, w, "intermediate.dense"))
     return normalised(x + linear(inner, w, "output.dense"), w, "output.LayerNorm", 1e-12), seen
 
@@ -79,7 +86,9 @@ def naive_gpt2(x: torch.Tensor, w: dict) -> tuple[torch.Tensor, dict]:
     read = normalised(x, w, "ln_1", 1e-5)
     seen = attention(*linear(read, w, "attn.c_attn", transposed=True).chunk(3, -1), causal=True)
     x = x + linear(seen["mixed"], w, "attn.c_proj", transposed=True)
-    inner = functional.gelu(linear(normalised(x, w, "ln_2", 1e-5), w, "mlp.c_fc", transposed=True), approximate="tanh")
+    inner = functional.gelu(
+        linear(normalised(x, w, "ln_2", 1e-5), w, "mlp.c_fc", transposed=True), approximate="tanh"
+    )
     return x + linear(inner, w, "mlp.c_proj", transposed=True), seen
 
 
@@ -89,7 +98,9 @@ NAIVE = {"bert": naive_bert, "bert-pytorch": naive_bert, "gpt2": naive_gpt2, "vi
 def pair_cosine(vectors: torch.Tensor) -> float:
     """The mean over all pairs of distinct vectors, by a double loop."""
     pairs = [(i, j) for i in range(len(vectors)) for j in range(len(vectors)) if i != j]
-    return np.mean([functional.cosine_similarity(vectors[i], vectors[j], 0).item() for i, j in pairs])
+    return np.mean(
+        [functional.cosine_similarity(vectors[i], vectors[j], 0).item() for i, j in pairs]
+    )
 
 
 def naive_tables(draw: untrained_block.Draw, norm: float) -> dict[str, dict]:
@@ -108,7 +119,10 @@ def naive_tables(draw: untrained_block.Draw, norm: float) -> dict[str, dict]:
         for key, cloud in clouds.items()
     }
     _, alone = naive((norm * block.direction.double()).view(1, -1), weights)
-    heads = {h + 1: naive_head(seen, h) | {"bias_score": alone["scores"][h, 0].item()} for h in range(HEADS)}
+    heads = {
+        h + 1: naive_head(seen, h) | {"bias_score": alone["scores"][h, 0].item()}
+        for h in range(HEADS)
+    }
     return {"vectors": vectors, "attention": heads}
 
 
@@ -141,7 +155,10 @@ def naive_head(seen: tuple[dict, ...], h: int) -> dict[str, float]:
 def test_a_sweep_is_what_the_formulas_say(architecture, norm):
     draw = tiny(architecture)
     tables, naive = untrained_block.sweep([draw], [norm]), naive_tables(draw, norm)
-    found = {(r.space, r.layer, None if pd.isna(r.head) else r.head): r for r in tables["vectors"].itertuples()}
+    found = {
+        (r.space, r.layer, None if pd.isna(r.head) else r.head): r
+        for r in tables["vectors"].itertuples()
+    }
     assert found.keys() == naive["vectors"].keys()
     for key, expected in naive["vectors"].items():
         row = found[key]
@@ -157,7 +174,9 @@ def test_a_sweep_is_what_the_formulas_say(architecture, norm):
 def test_the_block_without_bias_is_the_models_own_block_on_the_embeddings(architecture):
     block = tiny(architecture).block()
     ours = torch.cat([block(hidden) for hidden in block.biased(0.0)])
-    expected = torch.stack([NAIVE[architecture](x, weights_of(block))[0] for x in block.inputs.double()])
+    expected = torch.stack(
+        [NAIVE[architecture](x, weights_of(block))[0] for x in block.inputs.double()]
+    )
     torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
     # And what transformers computes where nothing of this library is in its way.
     config = block.attention.config
@@ -176,7 +195,9 @@ def test_histograms_count_every_visible_pair_in_its_bin(architecture):
     visible = length * (length + 1) // 2 if architecture == "gpt2" else length**2
     assert (counted.groupby("head")["count"].sum() == TINY["sequences"] * visible).all()
     block = draw.block()
-    scores = torch.cat([untrained_block.attend(block, hidden)[-1] for hidden in block.biased(NORM)]).numpy()
+    scores = torch.cat(
+        [untrained_block.attend(block, hidden)[-1] for hidden in block.biased(NORM)]
+    ).numpy()
     for head, part in counted.groupby("head"):
         finite = scores[:, head - 1][np.isfinite(scores[:, head - 1])]
         expected = np.histogram(finite.clip(-0.0199999, 0.0199999), edges)[0]
@@ -201,7 +222,10 @@ def test_the_same_seeds_give_the_same_numbers_and_each_seed_draws_what_it_says(a
     again = tiny(architecture).block()
     assert torch.equal(first.inputs, again.inputs)
     assert torch.equal(first.direction, again.direction)
-    assert all(torch.equal(a, b) for a, b in zip(first.module.parameters(), again.module.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.module.parameters(), again.module.parameters(), strict=True)
+    )
     other = untrained_block.Draw(architecture, 0, 7, **TINY).block()
     assert torch.equal(first.inputs, other.inputs)
     assert not torch.equal(first.direction, other.direction)
@@ -215,8 +239,11 @@ def test_the_same_seeds_give_the_same_numbers_and_each_seed_draws_what_it_says(a
 def test_the_direction_is_independent_of_weights_and_inputs_of_the_same_seed(architecture):
     block = untrained_block.Draw(architecture, 3, 3, **{**TINY, "width": 256, "heads": 4}).block()
     rows = [p for p in block.module.parameters() if p.dim() == 2]
-    rows = torch.cat([block.inputs.flatten(0, 1), *(w for p in rows for w in (p, p.T) if w.shape[1] == 256)])
-    # Of so many random directions in 256 dimensions, the nearest lies five standard deviations of 1/16 away.
+    rows = torch.cat(
+        [block.inputs.flatten(0, 1), *(w for p in rows for w in (p, p.T) if w.shape[1] == 256)]
+    )
+    # Of so many random directions in 256 dimensions, the nearest lies five standard deviations of
+    # 1/16 away.
     assert functional.cosine_similarity(rows, block.direction, dim=1).abs().max() < 0.4
 
 
@@ -231,14 +258,18 @@ def test_a_block_leaves_the_random_numbers_of_its_caller_alone():
 def test_weights_are_drawn_as_the_architecture_says():
     wide = {"width": 256, "heads": 4, "vocabulary": 2000, "sequences": 1}
     found = {name: weights_of(untrained_block.Draw(name, **wide).block()) for name in ARCHITECTURES}
-    assert found["bert"]["attention.self.query.weight"].std().item() == pytest.approx(0.02, rel=0.02)
+    assert found["bert"]["attention.self.query.weight"].std().item() == pytest.approx(
+        0.02, rel=0.02
+    )
     assert not found["bert"]["attention.self.query.bias"].any()
     # PyTorch's own: uniform in ±1/√d, whose standard deviation is 1/√(3d), biases too.
     for part in ("weight", "bias"):
         drawn = found["bert-pytorch"][f"attention.self.query.{part}"]
         assert drawn.abs().max() <= 1 / 16
         assert drawn.std().item() == pytest.approx(1 / (16 * math.sqrt(3)), rel=0.1)
-    assert found["gpt2"]["attn.c_proj.weight"].std().item() == pytest.approx(0.02 / math.sqrt(24), rel=0.02)
+    assert found["gpt2"]["attn.c_proj.weight"].std().item() == pytest.approx(
+        0.02 / math.sqrt(24), rel=0.02
+    )
     inputs = untrained_block.Draw("vit", **wide).block().inputs
     assert inputs.std().item() == pytest.approx(0.02, rel=0.02)
 
@@ -247,8 +278,13 @@ def test_weights_are_drawn_as_the_architecture_says():
 
 
 def excess(block: untrained_block.Block, norm: float) -> float:
-    """By how much outputs are longer than inputs, on average, from the naive blocks' own sequences."""
-    lengths = [(block(x).double().norm(dim=-1) - x.double().norm(dim=-1)).mean() for x in block.biased(norm)]
+    """By how much outputs are longer than inputs, on average, from the naive blocks' own
+    sequences.
+    """
+    lengths = [
+        (block(x).double().norm(dim=-1) - x.double().norm(dim=-1)).mean()
+        for x in block.biased(norm)
+    ]
     return float(np.mean(lengths))
 
 
@@ -268,7 +304,9 @@ def test_the_fixed_point_is_where_a_dense_grid_crosses():
 @every_architecture
 def test_excess_is_the_mean_length_of_outputs_minus_that_of_inputs(architecture):
     draw = tiny(architecture, sequences=1)
-    vectors = untrained_block.sweep([draw], [0.0, NORM], edges=None)["vectors"].query("space == 'hidden'")
+    vectors = untrained_block.sweep([draw], [0.0, NORM], edges=None)["vectors"].query(
+        "space == 'hidden'"
+    )
     lengths = vectors.pivot(index="bias_norm", columns="layer", values="mean_norm")
     (found,) = untrained_block.fixed_points([draw], NORM).itertuples()
     expected = (lengths[1] - lengths[0]).tolist()
@@ -287,12 +325,16 @@ def test_directions_are_those_of_their_seeds_and_each_has_its_own_fixed_point():
     draw = tiny("gpt2", sequences=1)
     found = untrained_block.fixed_points([draw], 200.0, directions=6)
     alone = [replace(draw, direction_seed=int(seed)) for seed in found["direction_seed"]]
-    pd.testing.assert_frame_equal(found, untrained_block.fixed_points(alone, 200.0), check_exact=False, rtol=1e-4)
+    pd.testing.assert_frame_equal(
+        found, untrained_block.fixed_points(alone, 200.0), check_exact=False, rtol=1e-4
+    )
     assert 0 < found["fixed_point"].count() < 6
     scores = untrained_block.mean_scores([draw], [0.0, NORM], 6)
     for turned, means in zip(alone, scores.to_numpy(), strict=True):
         attention = untrained_block.sweep([turned], [0.0, NORM])["attention"]
-        np.testing.assert_allclose(means, attention.groupby("bias_norm")["score"].mean(), rtol=1e-4, atol=1e-8)
+        np.testing.assert_allclose(
+            means, attention.groupby("bias_norm")["score"].mean(), rtol=1e-4, atol=1e-8
+        )
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
@@ -326,7 +368,11 @@ def test_a_block_is_applied_to_its_own_outputs():
 
 
 def test_a_sweep_labels_every_row_and_leaves_out_what_was_not_asked_for():
-    blocks = [untrained_block.Draw(name, seed, seed, **TINY) for name in ("bert", "vit") for seed in range(2)]
+    blocks = [
+        untrained_block.Draw(name, seed, seed, **TINY)
+        for name in ("bert", "vit")
+        for seed in range(2)
+    ]
     tables = untrained_block.sweep(blocks, [0, NORM], edges=None)
     assert list(tables) == ["vectors"]
     rows = tables["vectors"].groupby([*untrained_block.DRAW_COLUMNS, "bias_norm"]).size()
@@ -356,7 +402,8 @@ def test_what_makes_no_block_is_refused(wrong, said):
 
 
 @pytest.mark.parametrize(
-    ("norms", "said"), [([], "0 norms"), ([1, -2], "-2"), ([math.nan], "nan"), ([0, math.inf], "inf")]
+    ("norms", "said"),
+    [([], "0 norms"), ([1, -2], "-2"), ([math.nan], "nan"), ([0, math.inf], "inf")],
 )
 def test_what_is_no_norm_is_refused(norms, said):
     with pytest.raises(AnalysisError, match=said):
@@ -371,6 +418,12 @@ def test_a_search_needs_an_end(highest):
 
 @pytest.mark.parametrize(("architectures", "seeds"), [([], 3), (["bert"], 0)])
 def test_nothing_to_draw_is_refused(architectures, seeds):
-    names = {"architectures": architectures, "seeds": seeds, "sequences": 1, "length": 8, "norms": [0]}
+    names = {
+        "architectures": architectures,
+        "seeds": seeds,
+        "sequences": 1,
+        "length": 8,
+        "norms": [0],
+    }
     with pytest.raises(AnalysisError, match="0 blocks"):
         run_cells("untrained/fixed-point", "blocks = ", **names)

@@ -1,4 +1,6 @@
-"""Directions that are classes, and the cone of the values that attention averages (Fosse et al. 2023, sec. 3)."""
+"""Directions that are classes, and the cone of the values that attention averages (Fosse et al.
+2023, sec. 3).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -38,7 +40,9 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
         AnalysisError: the model does not read texts.
     """
     if (model.kind, corpus.kind) != ("text", "text"):
-        raise AnalysisError(f"{model.name} on {corpus.name}: give a model that reads texts, and texts")
+        raise AnalysisError(
+            f"{model.name} on {corpus.name}: give a model that reads texts, and texts"
+        )
     last = sum(map(len, model.stacks.values()))
     found: dict[int, np.ndarray] = {}
 
@@ -49,15 +53,21 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
 
     def read() -> Vectors:
         # The group of an utterance is its place: batches come in an order of their own.
-        for batch in capture.batches(model, corpus.items, range(len(corpus)), capture.Settings(), capture.Reading()):
+        for batch in capture.batches(
+            model, corpus.items, range(len(corpus)), capture.Settings(), capture.Reading()
+        ):
             capture.run(model, batch, frozenset({"hidden"}), receive)
         return np.stack([found[i] for i in range(len(corpus))])
 
-    return _kept("class_vectors", StoredMeasurements.of_model(model, corpus, capture.Settings()), read)
+    return _kept(
+        "class_vectors", StoredMeasurements.of_model(model, corpus, capture.Settings()), read
+    )
 
 
 def _kept(name: str, beside: StoredMeasurements, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """What this module makes of each text, kept beside the measurements: several pages ask for it."""
+    """What this module makes of each text, kept beside the measurements: several pages ask for
+    it.
+    """
     return beside.array(f"{name}-{book_hash()[:16]}", make)
 
 
@@ -77,11 +87,15 @@ def predicted(folder: Path | str, corpus: Corpus) -> np.ndarray:
     # Texts without classes are refused by who reads them, whether or not it has read them before.
     if corpus.labels is None:
         return read()
-    return _kept("predicted", StoredMeasurements.of_name(str(folder), corpus, capture.Settings()), read)
+    return _kept(
+        "predicted", StoredMeasurements.of_name(str(folder), corpus, capture.Settings()), read
+    )
 
 
 def classified(folder: Path | str, corpus: Corpus) -> tuple[Cosines, Correct]:
-    """What a classifier makes of texts with classes: their :func:`cosines`, and which it finds the class of."""
+    """What a classifier makes of texts with classes: their :func:`cosines`, and which it finds the
+    class of.
+    """
     right = predicted(folder, corpus) == np.array(corpus.classes)[corpus.labels]
     return cosines(class_vectors(load_model(str(folder)), corpus)), right
 
@@ -95,13 +109,22 @@ def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dic
     if len(classes := np.unique(labels)) < 2:
         raise AnalysisError("a separation needs two classes or more: give utterances of several")
     if missing := sorted(set(classes) - set(labels[correct])):
-        raise AnalysisError(f"no utterance of class {missing[0]} was classified correctly: there is no representative")
+        raise AnalysisError(
+            f"no utterance of class {missing[0]} was classified correctly: there is no "
+            "representative"
+        )
     random = np.random.default_rng(seed)
-    return {int(label): int(random.choice(np.flatnonzero(correct & (labels == label)))) for label in classes}
+    return {
+        int(label): int(random.choice(np.flatnonzero(correct & (labels == label))))
+        for label in classes
+    }
 
 
-def to_representatives(similar: Cosines, corpus: Corpus, representatives: Mapping[int, int]) -> pd.DataFrame:
-    """The cosine of all texts to a representative of each class, itself left out (Fosse et al. 2023, Fig. 2).
+def to_representatives(
+    similar: Cosines, corpus: Corpus, representatives: Mapping[int, int]
+) -> pd.DataFrame:
+    """The cosine of all texts to a representative of each class, itself left out (Fosse et al.
+    2023, Fig. 2).
 
     Args:
         similar: from :func:`cosines`.
@@ -109,14 +132,21 @@ def to_representatives(similar: Cosines, corpus: Corpus, representatives: Mappin
         representatives: from :func:`draw_representatives`.
 
     Returns:
-        One row per representative and other text: representative and class, both names of classes, and cosine.
+        One row per representative and other text: representative and class, both names of classes,
+        and cosine.
     """
     names = np.array(corpus.classes)
     found = {
-        names[label]: pd.DataFrame({"class": names[corpus.labels], "cosine": similar[place]}).drop(place)
+        names[label]: pd.DataFrame({"class": names[corpus.labels], "cosine": similar[place]}).drop(
+            place
+        )
         for label, place in representatives.items()
     }
-    return pd.concat(found, names=["representative"]).reset_index("representative").reset_index(drop=True)
+    return (
+        pd.concat(found, names=["representative"])
+        .reset_index("representative")
+        .reset_index(drop=True)
+    )
 
 
 def over_texts(
@@ -125,7 +155,8 @@ def over_texts(
     """Numbers of a sample of texts, with 95 % jackknife intervals over them.
 
     Args:
-        statistics: by name, what computes a number, or several, from the texts at the places it is given.
+        statistics: by name, what computes a number, or several, from the texts at the places it is
+            given.
 
     >>> found = over_texts({"mean": lambda kept: kept.mean()}, Corpus("x", range(41)))["mean"]
     >>> found.value, found.side(19), found.draws
@@ -133,13 +164,17 @@ def over_texts(
     """
     places, groups = np.arange(len(corpus)), np.array(corpus.groups(GROUPS))
     several = [places[groups != group] for group in np.unique(groups)]
-    return {name: jackknife(of(places), [of(kept) for kept in several]) for name, of in statistics.items()}
+    return {
+        name: jackknife(of(places), [of(kept) for kept in several])
+        for name, of in statistics.items()
+    }
 
 
 def of_class(
     similar: Cosines, labels: Labels, correct: Correct, own: bool, kept: Kept
 ) -> list[Float[np.ndarray, " pair"]]:
-    """For each class, the cosines between its representatives, the correctly classified, and other texts.
+    """For each class, the cosines between its representatives, the correctly classified, and other
+    texts.
 
     Args:
         similar: from :func:`cosines`.
@@ -150,7 +185,10 @@ def of_class(
     """
     found = []
     for label in np.unique(labels):
-        representatives, of_label = kept[(labels[kept] == label) & correct[kept]], labels[kept] == label
+        representatives, of_label = (
+            kept[(labels[kept] == label) & correct[kept]],
+            labels[kept] == label,
+        )
         pairs = similar[np.ix_(representatives, kept[of_label == own])]
         itself = representatives[:, None] == kept[of_label == own]
         found.append(pairs[~itself])
@@ -160,12 +198,13 @@ def of_class(
 def areas(
     similar: Cosines, own: Bool[np.ndarray, " utterance"], correct: Correct
 ) -> Float[np.ndarray, " representative"]:
-    """How well the cosine to a representative of a class tells that class from the others (Fosse et al. 2023, Fig. 2).
+    """How well the cosine to a representative of a class tells that class from the others (Fosse et
+    al. 2023, Fig. 2).
 
-    The area under the ROC curve is the probability that an utterance of the class is more like the representative
-    than one of another class is (Mann and Whitney 1947); ties count half. 0.5 is no separation, 1 a complete one. The
-    paper draws one representative of each class among the correctly classified; here every one of them takes its
-    turn, and is itself left out.
+    The area under the ROC curve is the probability that an utterance of the class is more like the
+    representative than one of another class is (Mann and Whitney 1947); ties count half. 0.5 is no
+    separation, 1 a complete one. The paper draws one representative of each class among the
+    correctly classified; here every one of them takes its turn, and is itself left out.
 
     Args:
         similar: from :func:`cosines`.
@@ -173,7 +212,8 @@ def areas(
         correct: which were classified correctly; only those represent their class.
 
     Returns:
-        The area of each representative; a single NaN where there is none, or nothing to compare it with.
+        The area of each representative; a single NaN where there is none, or nothing to compare it
+        with.
     """
     representatives, same = np.flatnonzero(own & correct), np.flatnonzero(own)
     pairs = (len(same) - 1) * (len(own) - len(same))
@@ -187,17 +227,23 @@ def areas(
     return below.sum(1) / pairs
 
 
-def mean_areas(similar: Cosines, labels: Labels, correct: Correct, kept: Kept) -> Float[np.ndarray, " class"]:
+def mean_areas(
+    similar: Cosines, labels: Labels, correct: Correct, kept: Kept
+) -> Float[np.ndarray, " class"]:
     """The mean of the :func:`areas` of each class, among the utterances that are kept."""
     similar, own = similar[np.ix_(kept, kept)], labels[kept]
-    return np.array([areas(similar, own == label, correct[kept]).mean() for label in np.unique(labels)])
+    return np.array(
+        [areas(similar, own == label, correct[kept]).mean() for label in np.unique(labels)]
+    )
 
 
-def others_apart(similar: Cosines, labels: Labels, correct: Correct, label: int, kept: Kept) -> float:
+def others_apart(
+    similar: Cosines, labels: Labels, correct: Correct, label: int, kept: Kept
+) -> float:
     """How little a representative of one of three classes tells the two others apart.
 
-    0.6 minus the larger of A and 1 − A, where A is the area under the ROC curve, between the two others, of the cosine
-    to a representative of the class ``label``, mean over representatives.
+    0.6 minus the larger of A and 1 − A, where A is the area under the ROC curve, between the two
+    others, of the cosine to a representative of the class ``label``, mean over representatives.
     """
     own, one, other = (kept[labels[kept] == (label + turn) % 3] for turn in range(3))
     rows = similar[own[correct[own]]]
@@ -206,17 +252,24 @@ def others_apart(similar: Cosines, labels: Labels, correct: Correct, label: int,
     return float(0.6 - max(area, 1 - area))
 
 
-def separation(before: Cosines, after: Cosines, correct: Correct, corpus: Corpus) -> dict[str, Callable]:
-    """The numbers of the claims on direction, by the id of a claim: functions of the texts that are kept.
+def separation(
+    before: Cosines, after: Cosines, correct: Correct, corpus: Corpus
+) -> dict[str, Callable]:
+    """The numbers of the claims on direction, by the id of a claim: functions of the texts that are
+    kept.
 
-    Each gives a number for every class, of the cosines of its representatives, the correctly classified (sec. 3):
+    Each gives a number for every class, of the cosines of its representatives, the correctly
+    classified (sec. 3):
 
-    - ``alike-before``: 0.6 minus the area under the ROC curve before fine-tuning, see :func:`areas`;
-    - ``direction-is-class``: the area after it; ``direction-by-fine-tuning``: by how much it is larger than before;
+    - ``alike-before``: 0.6 minus the area under the ROC curve before fine-tuning, see
+      :func:`areas`;
+    - ``direction-is-class``: the area after it; ``direction-by-fine-tuning``: by how much it is
+      larger than before;
     - ``own-class-high``: the share of the cosines to other texts of the class that are above 0.75;
-    - of two classes, ``orthogonal-median`` and ``-most``: 0.25 minus the size of the median cosine to texts of the
-      other class, and the share of these that are smaller than 0.25 in size;
-    - where one of three classes is called contradiction, ``contradiction-apart``: :func:`others_apart` of it.
+    - of two classes, ``orthogonal-median`` and ``-most``: 0.25 minus the size of the median cosine
+      to texts of the other class, and the share of these that are smaller than 0.25 in size;
+    - where one of three classes is called contradiction, ``contradiction-apart``:
+      :func:`others_apart` of it.
 
     Args:
         before, after: :func:`cosines` without fine-tuning and with it.
@@ -233,8 +286,12 @@ def separation(before: Cosines, after: Cosines, correct: Correct, corpus: Corpus
         "fosse-own-class-high": lambda kept: [(pairs > 0.75).mean() for pairs in own(kept)],
     }
     if len(classes) == 2:
-        found["fosse-orthogonal-median"] = lambda kept: [0.25 - abs(np.median(pairs)) for pairs in other(kept)]
-        found["fosse-orthogonal-most"] = lambda kept: [(abs(pairs) < 0.25).mean() for pairs in other(kept)]
+        found["fosse-orthogonal-median"] = lambda kept: [
+            0.25 - abs(np.median(pairs)) for pairs in other(kept)
+        ]
+        found["fosse-orthogonal-most"] = lambda kept: [
+            (abs(pairs) < 0.25).mean() for pairs in other(kept)
+        ]
     if len(classes) == 3 and "contradiction" in classes:
         place = classes.index("contradiction")
         found["fosse-contradiction-apart"] = partial(others_apart, after, labels, correct, place)
@@ -248,8 +305,8 @@ def head_vectors(model: LoadedModel, text: str | Pair) -> list[tuple[Heads, Head
     """The queries, keys and values of a text in every attention layer.
 
     Raises:
-        AnalysisError: the weights of a layer are not those of equation 1, where every query sees every key and a score
-            does not depend on positions.
+        AnalysisError: the weights of a layer are not those of equation 1, where every query sees
+            every key and a score does not depend on positions.
     """
     found: list[tuple[Heads, Heads, Heads]] = []
 
@@ -258,7 +315,9 @@ def head_vectors(model: LoadedModel, text: str | Pair) -> list[tuple[Heads, Head
         if scores is None:
             return
         if not scores.visibility.everyone or scores.position is not None:
-            raise AnalysisError(f"attention in {model.name} depends on positions: give a model such as BERT")
+            raise AnalysisError(
+                f"attention in {model.name} depends on positions: give a model such as BERT"
+            )
         spaces = (activations.spaces[name] for name in ("query", "key", "value"))
         found.append(tuple(space.values[0].double().cpu().numpy() for space in spaces))
 
@@ -276,12 +335,16 @@ def attention_rows(query: Heads, key: Heads) -> Float[np.ndarray, "head token to
 def narrowing(model: LoadedModel, texts: Sequence[str | Pair]) -> Float[np.ndarray, " text"]:
     """By how much attention makes vectors more alike than the values that it averages (eq. 2).
 
-    The similarity inside a text (eq. 3) of the outputs of a head minus that of its values, mean over all heads.
+    The similarity inside a text (eq. 3) of the outputs of a head minus that of its values, mean
+    over all heads.
     """
     found = []
     for text in texts:
         layers = head_vectors(model, text)
-        pairs = ((alike(attention_rows(query, key) @ value), alike(value)) for query, key, value in layers)
+        pairs = (
+            (alike(attention_rows(query, key) @ value), alike(value))
+            for query, key, value in layers
+        )
         found.append(np.mean([of_outputs - of_values for of_outputs, of_values in pairs]))
     return np.array(found)
 
@@ -293,20 +356,23 @@ def alike(vectors: Heads) -> Float[np.ndarray, " head"]:
 
 
 def cone(vectors: tuple[Heads, Heads], head: int) -> pd.DataFrame:
-    """The values of a head and its outputs around the axis of the values, the mean of their directions.
+    """The values of a head and its outputs around the axis of the values, the mean of their
+    directions.
 
-    An output is a convex combination of the values. All vectors within an angle θ of an axis form a convex cone as
-    long as θ is at most 90°; then no output is farther from the axis than the farthest value.
+    An output is a convex combination of the values. All vectors within an angle θ of an axis form a
+    convex cone as long as θ is at most 90°; then no output is farther from the axis than the
+    farthest value.
 
     Args:
-        vectors: the values v_j of each head, and what attention makes of them, y_i = Σ_j a_ij v_j (eq. 2).
+        vectors: the values v_j of each head, and what attention makes of them, y_i = Σ_j a_ij v_j
+            (eq. 2).
         head: counted from 1.
 
     Returns:
-        One row per vector: vector (value or output), token (its place), angle (to the axis, in degrees), along (its
-        component along the axis) and aside (the length of the rest, negative on one side of the first principal
-        direction of what the values have besides the axis). In the plane of along and aside, angles to the axis and
-        lengths are those of the space.
+        One row per vector: vector (value or output), token (its place), angle (to the axis, in
+        degrees), along (its component along the axis) and aside (the length of the rest, negative
+        on one side of the first principal direction of what the values have besides the axis). In
+        the plane of along and aside, angles to the axis and lengths are those of the space.
     """
     if not 1 <= head <= len(vectors[0]):
         raise AnalysisError(f"there is no head {head}: give one from 1 to {len(vectors[0])}")

@@ -16,17 +16,18 @@ def splits(
     """What a classifier is trained on, stopped by and tested on.
 
     Args:
-        data: a corpus with classes and the splits train, validation and test, or a file with classes
-            (``reviews.csv:text:label``), whose splits are drawn as ``load_corpus`` says.
-        limit: how many texts to train on, drawn with the balance of the classes, and a quarter as many to validate
-            on; 0 for all.
+        data: a corpus with classes and the splits train, validation and test, or a file with
+            classes (``reviews.csv:text:label``), whose splits are drawn as ``load_corpus`` says.
+        limit: how many texts to train on, drawn with the balance of the classes, and a quarter as
+            many to validate on; 0 for all.
         test_limit: how many texts to test on, drawn in the same way.
         seed: of the draws.
-        test: a corpus with classes to test on, where one was published; all that is not for validation is trained on.
+        test: a corpus with classes to test on, where one was published; all that is not for
+            validation is trained on.
 
     Raises:
-        AnalysisError: there is no such corpus, it lacks a split or has no classes, the test split has a class that
-            the training split lacks, or a limit is negative.
+        AnalysisError: there is no such corpus, it lacks a split or has no classes, the test split
+            has a class that the training split lacks, or a limit is negative.
     """
     require_text("data", data, "a corpus with classes, as in reviews.csv:text:label")
     limit = require_whole("the limit of texts to train on", limit)
@@ -36,43 +37,64 @@ def splits(
         require_text("test", test, "a corpus with classes, or leave it out")
     limits = (limit, -(-limit // 4), test_limit)
     if data.count(":") < 2 and Path(data.partition(":")[0]).is_file():
-        raise AnalysisError(f"{data} names no classes: give a table with both columns, as in reviews.csv:text:label")
+        raise AnalysisError(
+            f"{data} names no classes: give a table with both columns, as in reviews.csv:text:label"
+        )
     if test is None:
         whole = [load_corpus(f"{data}:{split}") for split in SPLITS]
     else:
         every, validation = load_corpus(data), load_corpus(f"{data}:validation")
         published = load_corpus(test)
         if published.labels is None:
-            raise AnalysisError(f"{test} has no classes: give texts with them, as in reviews.csv:text:label")
+            raise AnalysisError(
+                f"{test} has no classes: give texts with them, as in reviews.csv:text:label"
+            )
         kept = {*validation.items, *published.items}
-        whole = [every.take(i for i, item in enumerate(every.items) if item not in kept), validation, published]
+        whole = [
+            every.take(i for i, item in enumerate(every.items) if item not in kept),
+            validation,
+            published,
+        ]
     if not len(whole[0]):
         raise AnalysisError(f"all texts of {data} are in {test}, too: give other texts to test on")
     # Found here and not after the training, when the texts of that class cannot be scored.
     if unknown := sorted(set(whole[-1].classes or ()) - set(whole[0].classes or ())):
-        raise AnalysisError(f"{test or f'{data}:test'} has the class {unknown[0]}, which {data} lacks: leave it out")
-    return tuple(stratified(corpus, size or len(corpus), seed) for corpus, size in zip(whole, limits, strict=True))
+        raise AnalysisError(
+            f"{test or f'{data}:test'} has the class {unknown[0]}, which {data} lacks: leave it out"
+        )
+    return tuple(
+        stratified(corpus, size or len(corpus), seed)
+        for corpus, size in zip(whole, limits, strict=True)
+    )
 
 
 def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0) -> list[Corpus]:
-    """The same corpora with only the classes of which the first corpus has most, and as many examples of each class.
+    """The same corpora with only the classes of which the first corpus has most, and as many
+    examples of each class.
 
     Args:
         corpora: with classes, such as the splits of one corpus.
         count: how many classes are kept, two or more.
-        limit: of the first corpus, about how many examples are kept, ⌈limit / count⌉ of each class; 0 for as many as
-            each class has, which is what the other corpora keep.
+        limit: of the first corpus, about how many examples are kept, ⌈limit / count⌉ of each class;
+            0 for as many as each class has, which is what the other corpora keep.
 
     Raises:
-        AnalysisError: fewer than two classes, or more than there are, are asked for; or a corpus lacks one of them.
+        AnalysisError: fewer than two classes, or more than there are, are asked for; or a corpus
+            lacks one of them.
     """
     require_whole("the number of classes", count, 2)
     require_whole("the limit", limit)
     first, found = corpora[0], []
     if first.labels is None or not 2 <= count <= len(first.classes):
-        raise AnalysisError(f"{count} classes of {first.name}: give 2 to {len(first.classes or ())}, its classes")
-    # Of classes of one size the first by name; sorted, since a corpus names its classes in that order.
-    kept = sorted(name for name, _ in Counter(first.classes[i] for i in sorted(first.labels)).most_common(count))
+        raise AnalysisError(
+            f"{count} classes of {first.name}: give 2 to {len(first.classes or ())}, its classes"
+        )
+    # Of classes of one size the first by name; sorted, since a corpus names its classes in that
+    # order.
+    kept = sorted(
+        name
+        for name, _ in Counter(first.classes[i] for i in sorted(first.labels)).most_common(count)
+    )
     for corpus in corpora:
         names = [corpus.classes[label] for label in corpus.labels]
         if not (size := min(names.count(name) for name in kept)):

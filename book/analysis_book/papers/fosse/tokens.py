@@ -1,7 +1,8 @@
-"""Exact sums over tokens: which decide in a classifier of one block of self-attention (Fosse et al. 2023, sec. 5).
+"""Exact sums over tokens: which decide in a classifier of one block of self-attention (Fosse et al.
+2023, sec. 5).
 
-Without positions the query of [CLS] is the same in every text, and the key and value of a token depend on its word
-alone: all that the block knows of a word is one score and one value.
+Without positions the query of [CLS] is the same in every text, and the key and value of a token
+depend on its word alone: all that the block knows of a word is one score and one value.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,9 @@ class OneBlock:
 
     def read(self, corpus: Corpus) -> Iterator[Int[np.ndarray, " token"]]:
         """The tokens of each text, as in training."""
-        return (np.array(text.ids) for text in encode(corpus, self.tokenizer, Classification.longest))
+        return (
+            np.array(text.ids) for text in encode(corpus, self.tokenizer, Classification.longest)
+        )
 
     def weights(self, ids: Int[np.ndarray, " token"]) -> Float[np.ndarray, " token"]:
         """The attention weights a_0j of [CLS], the first of these tokens."""
@@ -48,10 +51,11 @@ class OneBlock:
     ) -> tuple[Float[np.ndarray, "class token"], Float[np.ndarray, " class"]]:
         """What each token and the start contribute to the margin of each class.
 
-        The margin of class c is logit_c minus the mean of the other logits: the difference of two logits where there
-        are two classes. With h = start + Σ_j a_0j x_j V, centred and divided by its standard deviation s by the norm,
-        token j contributes a_0j u_c · (x_j V) / s, where u_c is the direction of the class, centred, too. Tokens, start
-        and ``constants`` add up to the margin.
+        The margin of class c is logit_c minus the mean of the other logits: the difference of two
+        logits where there are two classes. With h = start + Σ_j a_0j x_j V, centred and divided by
+        its standard deviation s by the norm, token j contributes a_0j u_c · (x_j V) / s, where u_c
+        is the direction of the class, centred, too. Tokens, start and ``constants`` add up to the
+        margin.
         """
         parts = self.weights(ids)[:, None] * self.values[ids]
         scale = np.sqrt((self.start + parts.sum(0)).var() + self.epsilon)
@@ -67,13 +71,20 @@ class OneBlock:
         """One row per class and token of the texts.
 
         Returns:
-            utterance (the place of the text), token, special (whether it is [CLS] or [SEP]), weight (a_0j), class,
-            contribution (to the margin of the class), and chosen (whether that is the class that is given).
+            utterance (the place of the text), token, special (whether it is [CLS] or [SEP]), weight
+            (a_0j), class, contribution (to the margin of the class), and chosen (whether that is
+            the class that is given).
         """
         texts, classes = [*self.read(corpus)], len(self.classes)
-        parts, given = [self.terms(ids)[0] for ids in texts], [self.margins(ids).argmax() for ids in texts]
+        parts, given = (
+            [self.terms(ids)[0] for ids in texts],
+            [self.margins(ids).argmax() for ids in texts],
+        )
         # In a text the tokens once for each class.
-        sizes, ids = [part.size for part in parts], np.concatenate([np.tile(ids, classes) for ids in texts])
+        sizes, ids = (
+            [part.size for part in parts],
+            np.concatenate([np.tile(ids, classes) for ids in texts]),
+        )
         labels = np.concatenate([np.repeat(range(classes), len(ids)) for ids in texts])
         rows = {
             "utterance": np.repeat(range(len(texts)), sizes),
@@ -94,8 +105,8 @@ class OneBlock:
 def word_share(rows: pd.DataFrame) -> float:
     """The share of the variance of ``contribution`` over tokens that the word (``token``) explains.
 
-    It is 1 less the variance within words over that of all tokens, each divided by its degrees of freedom. Words that
-    occur once say nothing about the first and are left out.
+    It is 1 less the variance within words over that of all tokens, each divided by its degrees of
+    freedom. Words that occur once say nothing about the first and are left out.
     """
     numbers = rows[rows["token"].duplicated(keep=False)].set_index("token")["contribution"]
     words = numbers.groupby("token")
@@ -110,8 +121,13 @@ def one_block(folder: Path | str) -> OneBlock:
         AnalysisError: it has another architecture, or another number of layers.
     """
     model, tokenizer = classifier(folder)
-    if not isinstance(model, SelfAttentionForSequenceClassification) or model.config.num_hidden_layers != 1:
-        raise AnalysisError(f"{folder} is no classifier of one block of self-attention: train one with layers=1")
+    if (
+        not isinstance(model, SelfAttentionForSequenceClassification)
+        or model.config.num_hidden_layers != 1
+    ):
+        raise AnalysisError(
+            f"{folder} is no classifier of one block of self-attention: train one with layers=1"
+        )
     dense, words = model.double().classifier, model.encoder.word_embeddings.weight
     attention, norm = model.encoder.layers[0].attention, model.encoder.layers[0].norm
     cls, bias = words[tokenizer.cls_token_id], attention.value.bias
@@ -125,4 +141,9 @@ def one_block(folder: Path | str) -> OneBlock:
         "constants": rows @ norm.bias + offsets,
     }
     classes = [model.config.id2label[label] for label in range(model.config.num_labels)]
-    return OneBlock(tokenizer, classes, **{name: a.detach().numpy() for name, a in arrays.items()}, epsilon=norm.eps)
+    return OneBlock(
+        tokenizer,
+        classes,
+        **{name: a.detach().numpy() for name, a in arrays.items()},
+        epsilon=norm.eps,
+    )

@@ -1,4 +1,6 @@
-"""Classifiers of self-attention, trained several times over and measured (Fosse et al. 2023, sec. 2.2, 4)."""
+"""Classifiers of self-attention, trained several times over and measured (Fosse et al. 2023, sec.
+2.2, 4).
+"""
 
 import itertools
 import json
@@ -39,21 +41,27 @@ DATASETS = ("HateXplain", "YelpHat", "e-SNLI")
 # About how many texts the paper trains on (sec. 2.3), where ours are fewer.
 WHOLE = {"YelpHat": 3_500, "e-SNLI": 550_000}
 ATTENDING = "attention in use"
-# What the paper leaves open, and what changes its numbers: settings of the block, or of the training.
+# What the paper leaves open, and what changes its numbers: settings of the block, or of the
+# training.
 VARIANTS: dict[str, dict] = {
     "BERT's initialisation": {},
     "no biases": {"block": {"bias": False}},
     "PyTorch's linear layers": {"block": {"initializer_range": None}},
-    "PyTorch's linear layers and embeddings": {"block": {"initializer_range": None, "embedding_std": 1.0}},
+    "PyTorch's linear layers and embeddings": {
+        "block": {"initializer_range": None, "embedding_std": 1.0}
+    },
     "embeddings from N(0, 1)": {"block": {"embedding_std": 1.0}},
     "width 128": {"block": {"hidden_size": 128}},
     "batches of 32": {"batch": 32},
-    # Queries and keys of variance 1, where the others have one of 0.00005: no row of attention is uniform.
+    # Queries and keys of variance 1, where the others have one of 0.00005: no row of attention is
+    # uniform.
     ATTENDING: {"block": {"attention_gain": 144.0}},
 }
-# What a classifier is unless given: the initial values are those of BERT, with which the paper compares.
+# What a classifier is unless given: the initial values are those of BERT, with which the paper
+# compares.
 DEFAULTS = {"variant": "BERT's initialisation", "layers": 1, "entropy_weight": 0.0, "seed": 0}
-# The states that are measured, by their folders; kept is that of the best accuracy on the validation split.
+# The states that are measured, by their folders; kept is that of the best accuracy on the
+# validation split.
 STAGES = {"untrained": text_classifiers.INITIAL, "kept": "", "last": text_classifiers.LAST}
 COLUMNS = ["dataset", *DEFAULTS, "stage", "quantity", "layer", "value"]
 FILES = _TABLE, _RECORD = "trials.csv", "results.json"
@@ -62,43 +70,63 @@ VERSION = 1
 
 
 def trials(
-    classifiers: Iterable[Mapping], limit: int = 0, utterances: int = 1000, test: str | None = None, **settings
+    classifiers: Iterable[Mapping],
+    limit: int = 0,
+    utterances: int = 1000,
+    test: str | None = None,
+    **settings,
 ) -> pd.DataFrame:
     """Train classifiers of self-attention and measure them.
 
-    Where PyTorch may use several threads, as many classifiers are trained at once. None is trained whose numbers come
-    with the book, see :func:`record`.
+    Where PyTorch may use several threads, as many classifiers are trained at once. None is trained
+    whose numbers come with the book, see :func:`record`.
 
     Args:
-        classifiers: one mapping per classifier: ``data`` (a corpus, as of :func:`splits`), ``variant`` (one of
-            ``VARIANTS``), ``layers`` (how many blocks), ``entropy_weight`` (λ) and ``seed`` (of the training). All but
-            data may be left out, and are those of ``DEFAULTS`` then.
+        classifiers: one mapping per classifier: ``data`` (a corpus, as of :func:`splits`),
+            ``variant`` (one of ``VARIANTS``), ``layers`` (how many blocks), ``entropy_weight`` (λ)
+            and ``seed`` (of the training). All but data may be left out, and are those of
+            ``DEFAULTS`` then.
         limit: as of :func:`splits`.
-        utterances: of the test corpus, drawn with its class balance, on which keys, values and attention are
-            measured, 1000 as in the paper unless given; the accuracy is that of the whole test corpus.
+        utterances: of the test corpus, drawn with its class balance, on which keys, values and
+            attention are measured, 1000 as in the paper unless given; the accuracy is that of the
+            whole test corpus.
         test: as of :func:`splits`.
         settings: of :func:`self_attention`.
 
     Returns:
-        One row per number: dataset, variant, layers, entropy_weight, seed, stage (one of ``STAGES``), quantity,
-        layer (missing for accuracy and epochs) and value. The quantities are ``accuracy`` (share of the test corpus),
-        ``epochs`` (after how many the state was reached), ``key``, ``value``, ``query`` and ``hidden`` (similarity
-        inside an utterance, eq. 3), ``entropy`` (of the attention rows, normalised) and ``key_norm`` (the mean of ‖k‖).
+        One row per number: dataset, variant, layers, entropy_weight, seed, stage (one of
+        ``STAGES``), quantity, layer (missing for accuracy and epochs) and value. The quantities are
+        ``accuracy`` (share of the test corpus), ``epochs`` (after how many the state was reached),
+        ``key``, ``value``, ``query`` and ``hidden`` (similarity inside an utterance, eq. 3),
+        ``entropy`` (of the attention rows, normalised) and ``key_norm`` (the mean of ‖k‖).
 
     Raises:
         AnalysisError: two corpora have one name, or a depth, weight or seed is out of range.
     """
     # Refused here, and not when the turn of that classifier comes, maybe after hours.
-    described = [_checked(row) for row in in_order("the classifiers", classifiers, "a mapping for each")]
+    described = [
+        _checked(row) for row in in_order("the classifiers", classifiers, "a mapping for each")
+    ]
     _require_sizes(limit, utterances)
     work = [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in described)]
     require_names(row["data"] for row in work)
-    asked = {"limit": limit, "utterances": utterances, **({"test": test} if test else {}), **settings}
+    asked = {
+        "limit": limit,
+        "utterances": utterances,
+        **({"test": test} if test else {}),
+        **settings,
+    }
     shipped = {data: _shipped(data, asked) for data in dict.fromkeys(row["data"] for row in work)}
-    same = ((shipped[row["data"]][[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1) for row in work)
+    same = (
+        (shipped[row["data"]][[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1)
+        for row in work
+    )
     known = [shipped[row["data"]][rows.astype(bool)] for row, rows in zip(work, same, strict=True)]
     missing = [row for row, found in zip(work, known, strict=True) if found.empty]
-    corpora = {data: splits(data, limit, test=test) for data in dict.fromkeys(row["data"] for row in missing)}
+    corpora = {
+        data: splits(data, limit, test=test)
+        for data in dict.fromkeys(row["data"] for row in missing)
+    }
     one = partial(_trial, utterances=utterances, settings=settings)
     with processes.mapped(max(1, min(torch.get_num_threads(), len(missing)))) as mapped:
         fresh = mapped(one, missing, [corpora[row["data"]] for row in missing])
@@ -110,7 +138,10 @@ def trials(
 def _checked(row: object) -> dict:
     """The description of a classifier over ``DEFAULTS``, or an AnalysisError."""
     if not isinstance(row, Mapping):
-        raise AnalysisError(f"a classifier is {shown(row)}: give a mapping, as in {{'data': 'reviews', 'layers': 2}}")
+        raise AnalysisError(
+            f"a classifier is {shown(row)}: give a mapping, as in "
+            f"{{'data': 'reviews', 'layers': 2}}"
+        )
     require_known("setting of a classifier", row, ["data", *DEFAULTS])
     whole = DEFAULTS | dict(row)
     require_text("data", whole.get("data"), "a corpus with classes")
@@ -130,45 +161,71 @@ def _shipped(data: str, settings: dict) -> pd.DataFrame:
     """The numbers of classifiers of a corpus, with these settings, that come with the book."""
     run = shipping.descriptions(_RECORD).get(data)
     found = _read() if run and run["settings"].get("trials") == settings else {}
-    return found[data].assign(dataset=title(data))[COLUMNS] if data in found else pd.DataFrame(columns=COLUMNS)
+    return (
+        found[data].assign(dataset=title(data))[COLUMNS]
+        if data in found
+        else pd.DataFrame(columns=COLUMNS)
+    )
 
 
-def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, settings: dict) -> pd.DataFrame:
+def _trial(
+    row: Mapping, corpora: Sequence[Corpus], utterances: int, settings: dict
+) -> pd.DataFrame:
     chosen = {**settings, **VARIANTS[row["variant"]], "layers": row["layers"], "seed": row["seed"]}
     chosen["block"] = {**chosen.get("block", {}), "entropy_weight": float(row["entropy_weight"])}
     train, validation, test = corpora
     folder = self_attention(train, validation, **chosen)
     longest = chosen.get("longest", text_classifiers.Classification.longest)
     epochs, measured = pd.read_csv(folder / text_classifiers.TABLE), stratified(test, utterances)
-    reached = {"untrained": 0, "kept": epochs["epoch"][epochs["accuracy"].idxmax()], "last": epochs["epoch"].max()}
+    reached = {
+        "untrained": 0,
+        "kept": epochs["epoch"][epochs["accuracy"].idxmax()],
+        "last": epochs["epoch"].max(),
+    }
     numbers = []
     for stage, home in STAGES.items():
         right = accuracy(predict(folder / home, test, longest))["accuracy"]
-        numbers += [(stage, "accuracy", pd.NA, right), (stage, "epochs", pd.NA, float(reached[stage]))]
+        numbers += [
+            (stage, "accuracy", pd.NA, right),
+            (stage, "epochs", pd.NA, float(reached[stage])),
+        ]
         model = load_model(str(folder / home))
         similar, entropies, norms = measure(model, measured, METRICS, progress=False).values()
         numbers += [(stage, r.space, r.layer, r.similarity) for r in similar.itertuples()]
-        numbers += [(stage, "entropy", r.layer, r.entropy_normalised) for r in entropies.itertuples()]
-        numbers += [(stage, "key_norm", r.layer, r.mean_norm) for r in norms.itertuples() if r.space == "key"]
+        numbers += [
+            (stage, "entropy", r.layer, r.entropy_normalised) for r in entropies.itertuples()
+        ]
+        numbers += [
+            (stage, "key_norm", r.layer, r.mean_norm)
+            for r in norms.itertuples()
+            if r.space == "key"
+        ]
     names = {"dataset": title(row["data"]), **{name: row[name] for name in DEFAULTS}}
     return pd.DataFrame([(*names.values(), *number) for number in numbers], columns=COLUMNS)
 
 
 def require_names(data: Iterable[str]) -> None:
-    """Refuse corpora that could not be told apart by :func:`~analysis_lib.corpora.title`, and a choice of none."""
+    """Refuse corpora that could not be told apart by :func:`~analysis_lib.corpora.title`, and a
+    choice of none.
+    """
     names = [title(spec) for spec in dict.fromkeys(data)]
     if len(set(names)) < len(names) or not names:
-        raise AnalysisError(f"the corpora are {', '.join(names) or 'none'}: give one or more, of different names")
+        raise AnalysisError(
+            f"the corpora are {', '.join(names) or 'none'}: give one or more, of different names"
+        )
 
 
 def samples(found: pd.DataFrame, corpora: Mapping[str, Sequence[Corpus]]) -> pd.Series:
-    """What verdicts on trials are over, by corpus: epochs, texts to train on, their share of the paper's, seeds.
+    """What verdicts on trials are over, by corpus: epochs, texts to train on, their share of the
+    paper's, seeds.
 
     Args:
         found: rows of :func:`trials`, of one stage.
         corpora: by name, what classifiers of this build are trained on, stopped by and tested on.
     """
-    texts = {title(name): run["texts"]["train"] for name, run in shipping.descriptions(_RECORD).items()}
+    texts = {
+        title(name): run["texts"]["train"] for name, run in shipping.descriptions(_RECORD).items()
+    }
     texts |= {name: len(train) for name, (train, _, _) in corpora.items()}
 
     def of_corpus(rows: pd.DataFrame) -> str:
@@ -179,7 +236,8 @@ def samples(found: pd.DataFrame, corpora: Mapping[str, Sequence[Corpus]]) -> pd.
     return found.groupby("dataset", sort=False).apply(of_corpus)
 
 
-# --- Results of long runs -----------------------------------------------------------------------------
+# --- Results of long runs
+# -----------------------------------------------------------------------------
 
 
 def record(
@@ -207,19 +265,28 @@ def record(
         layers: how many blocks, for an entropy weight of 0.
         entropy_weights: for one block, beside 0, with which they are compared.
         seeds: of the trainings.
-        sensitivity_seeds: those with which to train the variants, if any; ``ATTENDING`` with each entropy weight, too.
+        sensitivity_seeds: those with which to train the variants, if any; ``ATTENDING`` with each
+            entropy weight, too.
         sensitivity_layers: how many blocks, for these.
         variants: some of ``VARIANTS``, by name; by default all.
         limit, utterances, test, settings: as of :func:`trials`.
     """
-    variants = [*VARIANTS] if variants is None else in_order("variants", variants, "names of variants in a list")
+    variants = (
+        [*VARIANTS]
+        if variants is None
+        else in_order("variants", variants, "names of variants in a list")
+    )
     named = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds}
     named |= {"sensitivity_seeds": sensitivity_seeds, "sensitivity_layers": sensitivity_layers}
     for name, numbers in named.items():
         in_order(name, numbers, "numbers in a list")
     _require_sizes(limit, utterances)
-    cells = [(depth, 0.0) for depth in layers] + [(1, weight) for weight in (0.0, *entropy_weights) if entropy_weights]
-    work = [{"data": data, "layers": n, "entropy_weight": w, "seed": s} for s in seeds for n, w in cells]
+    cells = [(depth, 0.0) for depth in layers] + [
+        (1, weight) for weight in (0.0, *entropy_weights) if entropy_weights
+    ]
+    work = [
+        {"data": data, "layers": n, "entropy_weight": w, "seed": s} for s in seeds for n, w in cells
+    ]
     work += [
         {"data": data, "variant": name, "layers": depth, "seed": seed}
         for seed, name, depth in itertools.product(sensitivity_seeds, variants, sensitivity_layers)
@@ -232,7 +299,9 @@ def record(
     for depth in sensitivity_layers:
         require_whole("a depth of sensitivity_layers", depth, 1, text_classifiers.MOST_LAYERS)
     if [*sensitivity_layers] != [1] and not sensitivity_seeds:
-        raise AnalysisError("sensitivity_layers are depths to vary with some seeds: give sensitivity_seeds, too")
+        raise AnalysisError(
+            "sensitivity_layers are depths to vary with some seeds: give sensitivity_seeds, too"
+        )
     for row in work:
         _checked(row)
     settings |= {"limit": limit, "utterances": utterances, **({"test": test} if test else {})}
@@ -240,8 +309,16 @@ def record(
     made.check(FILES)
     corpora = splits(data, limit, test=test)
     table = trials(work, **settings)
-    settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds, "trials": settings}
-    settings |= {"sensitivity_seeds": [*sensitivity_seeds], "sensitivity_layers": [*sensitivity_layers]}
+    settings = {
+        "layers": layers,
+        "entropy_weights": entropy_weights,
+        "seeds": seeds,
+        "trials": settings,
+    }
+    settings |= {
+        "sensitivity_seeds": [*sensitivity_seeds],
+        "sensitivity_layers": [*sensitivity_layers],
+    }
     if sensitivity_seeds and variants != [*VARIANTS]:
         settings["variants"] = variants
     description = {
@@ -273,9 +350,14 @@ def recorded() -> pd.DataFrame:
         AnalysisError: none come with it.
     """
     found, runs = _read(), shipping.descriptions(_RECORD)
-    frames = {name: [found[run] for run, about in runs.items() if title(about["dataset"]) == name] for name in DATASETS}
+    frames = {
+        name: [found[run] for run, about in runs.items() if title(about["dataset"]) == name]
+        for name in DATASETS
+    }
     if not (frames := {name: pd.concat(tables) for name, tables in frames.items() if tables}):
-        raise AnalysisError("no trials of the paper come with the book: data/README.md says how they are made")
+        raise AnalysisError(
+            "no trials of the paper come with the book: data/README.md says how they are made"
+        )
     return grouped(frames, "dataset")
 
 
@@ -286,10 +368,14 @@ def _read() -> dict[str, pd.DataFrame]:
 
 
 def code_warning() -> str:
-    """For a page to show: which recorded results may not be what the code gives today, or an empty text."""
+    """For a page to show: which recorded results may not be what the code gives today, or an empty
+    text.
+    """
     today = _formulas()
     runs = shipping.descriptions(_RECORD).values()
-    return shipping.code_warning(title(run["dataset"]) for run in runs if not is_current(run, today))
+    return shipping.code_warning(
+        title(run["dataset"]) for run in runs if not is_current(run, today)
+    )
 
 
 def _formulas() -> dict[str, object]:

@@ -1,4 +1,6 @@
-"""The directions that queries and keys share along training, and how much of their drift lies along them."""
+"""The directions that queries and keys share along training, and how much of their drift lies along
+them.
+"""
 
 import numpy as np
 import pandas as pd
@@ -15,10 +17,12 @@ SPACES = {"key": "keys", "query": "queries"}
 def singular_directions(
     vectors: Float[np.ndarray, "vector dim"], towards: Float[np.ndarray, " dim"]
 ) -> Float[np.ndarray, "two dim"]:
-    """The first two right singular vectors of vectors that are not centred (Godey et al. 2024, sec. 5).
+    """The first two right singular vectors of vectors that are not centred (Godey et al. 2024, sec.
+    5).
 
-    They are the eigenvectors of XᵀX, in float64, with the largest eigenvalues. The sign of a singular vector is
-    arbitrary: each is turned so that ``towards`` has a coordinate of zero or more along it.
+    They are the eigenvectors of XᵀX, in float64, with the largest eigenvalues. The sign of a
+    singular vector is arbitrary: each is turned so that ``towards`` has a coordinate of zero or
+    more along it.
 
     Args:
         vectors: one row per vector.
@@ -32,7 +36,9 @@ def singular_directions(
            [ 0.8, -0.6]])
     """
     if not np.isfinite(vectors).all():
-        raise AnalysisError("some vectors are not finite (NaN or infinity): they have no directions")
+        raise AnalysisError(
+            "some vectors are not finite (NaN or infinity): they have no directions"
+        )
     wide = vectors.astype(np.float64)
     _, eigenvectors = np.linalg.eigh(wide.T @ wide)
     directions = eigenvectors.T[::-1][:2]
@@ -40,19 +46,25 @@ def singular_directions(
 
 
 def projections(run: Dynamics) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Queries and keys of the heads shown, on two directions that all steps share (Fig. 11, 12 and 19 to 22).
+    """Queries and keys of the heads shown, on two directions that all steps share (Fig. 11, 12 and
+    19 to 22).
 
-    The directions of a head are the first right singular vectors, uncentred, of its sampled vectors of all steps, or of
-    its keys or queries alone; the mean key of the last step has no negative coordinate along them.
+    The directions of a head are the first right singular vectors, uncentred, of its sampled vectors
+    of all steps, or of its keys or queries alone; the mean key of the last step has no negative
+    coordinate along them.
 
     Returns:
-        The sampled queries and keys, and their means over all tokens, in the order of the steps. Columns directions
-        (``both``, ``keys``, ``queries``: whose they are), head (such as ``similar (layer 1, head 1)``), step, space, x
-        and y.
+        The sampled queries and keys, and their means over all tokens, in the order of the steps.
+        Columns directions (``both``, ``keys``, ``queries``: whose they are), head (such as
+        ``similar (layer 1, head 1)``), step, space, x and y.
     """
     here = f"seed == {run.seeds[0]}"
     sampled = (
-        run["vectors"].query(here).set_index(["layer", "head", "step", "space"]).drop(columns="seed").astype(float)
+        run["vectors"]
+        .query(here)
+        .set_index(["layer", "head", "step", "space"])
+        .drop(columns="seed")
+        .astype(float)
     )
     means = _means(run).loc[run.seeds[0]]
     clouds, paths = {}, {}
@@ -70,14 +82,15 @@ def projections(run: Dynamics) -> tuple[pd.DataFrame, pd.DataFrame]:
 def shared_drift(run: Dynamics) -> pd.DataFrame:
     """How much of the drifts of a head's mean query and mean key lies along one line.
 
-    A drift is the move of a mean from the first step to the last. Lines are the first right singular vectors,
-    uncentred, of the means of all steps: of queries and keys together (``of both``), or of the keys for the drift of
-    the query and of the queries for that of the key (``of the other``). Of two drifts with the cosine c, no line holds
-    more than (1 + ǀcǀ) / 2 of both.
+    A drift is the move of a mean from the first step to the last. Lines are the first right
+    singular vectors, uncentred, of the means of all steps: of queries and keys together (``of
+    both``), or of the keys for the drift of the query and of the queries for that of the key (``of
+    the other``). Of two drifts with the cosine c, no line holds more than (1 + ǀcǀ) / 2 of both.
 
     Returns:
-        One row per direction, seed, layer and head, with share: of the squared length of the drift along the line, the
-        smaller of query and key; and chance: what independent drifts stay below 99 times in 100.
+        One row per direction, seed, layer and head, with share: of the squared length of the drift
+        along the line, the smaller of query and key; and chance: what independent drifts stay below
+        99 times in 100.
     """
     keys, band = ["seed", "layer", "head"], chance_band(chance_dimensions(run))
     chance, rows = {"of both": (1 + band) / 2, "of the other": band**2}, []
@@ -86,24 +99,41 @@ def shared_drift(run: Dynamics) -> pd.DataFrame:
         drift = means.loc[run.steps[-1]] - means.loc[run.steps[0]]
         units = drift.div(np.linalg.norm(drift, axis=1), axis=0)
         along = {
-            name: np.square(units @ singular_directions(chosen.to_numpy(), means.iloc[-1].to_numpy())[0])
+            name: np.square(
+                units @ singular_directions(chosen.to_numpy(), means.iloc[-1].to_numpy())[0]
+            )
             for name, chosen in _choices(means).items()
         }
-        least = {"of both": along["both"].min(), "of the other": min(along["keys"]["query"], along["queries"]["key"])}
-        rows += [(direction, *place, share, chance[direction]) for direction, share in least.items()]
+        least = {
+            "of both": along["both"].min(),
+            "of the other": min(along["keys"]["query"], along["queries"]["key"]),
+        }
+        rows += [
+            (direction, *place, share, chance[direction]) for direction, share in least.items()
+        ]
     return pd.DataFrame(rows, columns=["direction", *keys, "share", "chance"])
 
 
 def _joined(tables: dict[tuple[str, str], pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(tables, names=["directions", "head"]).reset_index([0, 1]).reset_index(drop=True)
+    return (
+        pd.concat(tables, names=["directions", "head"]).reset_index([0, 1]).reset_index(drop=True)
+    )
 
 
 def _means(run: Dynamics) -> pd.DataFrame:
-    """The mean queries and keys: rows by seed, layer, head, step and space, a column for each dimension."""
+    """The mean queries and keys: rows by seed, layer, head, step and space, a column for each
+    dimension.
+    """
     index = ["seed", "layer", "head", "step", "space"]
-    return run["head_means"].query("space != 'value'").pivot(index=index, columns="dimension", values="mean")
+    return (
+        run["head_means"]
+        .query("space != 'value'")
+        .pivot(index=index, columns="dimension", values="mean")
+    )
 
 
 def _choices(vectors: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Vectors whose directions are taken, from rows by step and space."""
-    return {"both": vectors} | {name: vectors.xs(space, level="space") for space, name in SPACES.items()}
+    return {"both": vectors} | {
+        name: vectors.xs(space, level="space") for space, name in SPACES.items()
+    }

@@ -35,15 +35,19 @@ def load_runs(
 
 
 def verdicts(
-    runs: Mapping[str, Dynamics], numbers: Callable[[Dynamics], Mapping[str, pd.Series | pd.DataFrame | Estimate]]
+    runs: Mapping[str, Dynamics],
+    numbers: Callable[[Dynamics], Mapping[str, pd.Series | pd.DataFrame | Estimate]],
 ) -> pd.DataFrame:
     """The verdicts on the first run; the others stand beside it in figures and tables.
 
     Args:
         runs: by what they are called.
-        numbers: gives those of a run by the ids of claims, as :func:`~analysis_book.papers.claims.verdicts_over_seeds`
-            takes them.
+        numbers: gives those of a run by the ids of claims, as
+            :func:`~analysis_book.papers.claims.verdicts_over_seeds` takes them.
     """
     name, run = next(iter(runs.items()))
-    sample = f"{run.about['limit']} texts of {run.about['data']}, seeds: {len(run.seeds)}, steps: {run.steps[-1]:,}"
+    sample = (
+        f"{run.about['limit']} texts of {run.about['data']}, seeds: {len(run.seeds)}, "
+        f"steps: {run.steps[-1]:,}"
+    )
     return claims.verdicts_over_seeds(numbers(run), sample).assign(model=name)

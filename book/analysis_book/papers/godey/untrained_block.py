@@ -1,9 +1,10 @@
 """One transformer block before training, under inputs that drift (Godey et al. 2024, sec. 4).
 
-An embedding table and a block of the size of BERT-base are drawn as the architecture initialises them. Sequences x are
-drawn uniformly from the table, a bias b of norm N in a random direction is added to every vector, and the block T is
-run on x + b as N grows. What is measured has the names of ``measure``: layer 0 is the input x + b, layer 1 the output
-T(x + b), and the attention is that of layer 1.
+An embedding table and a block of the size of BERT-base are drawn as the architecture initialises
+them. Sequences x are drawn uniformly from the table, a bias b of norm N in a random direction is
+added to every vector, and the block T is run on x + b as N grows. What is measured has the names of
+``measure``: layer 0 is the input x + b, layer 1 the output T(x + b), and the attention is that of
+layer 1.
 """
 
 import math
@@ -29,7 +30,11 @@ from analysis_lib.metrics.intervals import seed_interval
 # The type of the model, as transformers names it, whose first block it is.
 ARCHITECTURES = {"bert": "bert", "bert-pytorch": "bert", "gpt2": "gpt2", "vit": "vit"}
 # Where each keeps its first block, and in it its attention.
-PLACES = {"bert": ("encoder.layer.0", "attention.self"), "gpt2": ("h.0", "attn"), "vit": ("layers.0", "attention")}
+PLACES = {
+    "bert": ("encoder.layer.0", "attention.self"),
+    "gpt2": ("h.0", "attn"),
+    "vit": ("layers.0", "attention"),
+}
 # What tables and figures call them.
 TITLES = {
     "bert": "BERT block",
@@ -47,9 +52,9 @@ class Draw:
     """A random draw: what determines a block, its inputs and the direction of their drift.
 
     Attributes:
-        architecture: a name of ``ARCHITECTURES``. In ``bert-pytorch``, linear layers keep the weights and biases that
-            PyTorch draws, uniform in ±1/√d, as in a block made by calling its class: transformers only initialises
-            whole models.
+        architecture: a name of ``ARCHITECTURES``. In ``bert-pytorch``, linear layers keep the
+            weights and biases that PyTorch draws, uniform in ±1/√d, as in a block made by calling
+            its class: transformers only initialises whole models.
         weights_seed: of the block, the embedding table and the sequences.
         direction_seed: of the direction of the bias.
         sequences: how many are drawn.
@@ -59,7 +64,8 @@ class Draw:
         heads: of attention.
 
     Raises:
-        AnalysisError: an unknown architecture (with the nearest names), or a size that makes no block.
+        AnalysisError: an unknown architecture (with the nearest names), or a size that makes no
+            block.
     """
 
     architecture: str = "bert"
@@ -74,20 +80,29 @@ class Draw:
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
             raise AnalysisError(
-                f"there is no untrained block {self.architecture!r}: {near_names(self.architecture, ARCHITECTURES)}"
+                f"there is no untrained block {self.architecture!r}: "
+                f"{near_names(self.architecture, ARCHITECTURES)}"
             )
         for field in fields(self)[1:]:
             value, least = getattr(self, field.name), 0 if field.name.endswith("seed") else 1
             if value != int(value) or value < least:
-                raise AnalysisError(f"{field.name} is {value}: give a whole number of at least {least}")
+                raise AnalysisError(
+                    f"{field.name} is {value}: give a whole number of at least {least}"
+                )
         if self.sequences * self.length < 2:
-            raise AnalysisError("a cosine needs two vectors, and one sequence of one token has one: give more")
+            raise AnalysisError(
+                "a cosine needs two vectors, and one sequence of one token has one: give more"
+            )
         if self.width % self.heads:
-            raise AnalysisError(f"{self.heads} heads do not share a width of {self.width}: give a divisor of it")
+            raise AnalysisError(
+                f"{self.heads} heads do not share a width of {self.width}: give a divisor of it"
+            )
 
     @property
     def labels(self) -> dict[str, str | int]:
-        """What identifies the draw in the rows of a table: the values of ``DRAW_COLUMNS``, the first by its title."""
+        """What identifies the draw in the rows of a table: the values of ``DRAW_COLUMNS``, the
+        first by its title.
+        """
         seeds = {name: getattr(self, name) for name in DRAW_COLUMNS[1:]}
         return {DRAW_COLUMNS[0]: TITLES[self.architecture]} | seeds
 
@@ -97,7 +112,8 @@ class Draw:
         sizes = {"hidden_size": self.width, "num_attention_heads": self.heads}
         inner = "n_inner" if model_type == "gpt2" else "intermediate_size"
         config = transformers.AutoConfig.for_model(model_type, **sizes, **{inner: 4 * self.width})
-        # A whole model without memory: GPT-2 scales the weights of a block by the depth of the model.
+        # A whole model without memory: GPT-2 scales the weights of a block by the depth of the
+        # model.
         with torch.device("meta"):
             model = transformers.AutoModel.from_config(config).eval()
         model.set_attn_implementation(IMPLEMENTATION)
@@ -110,29 +126,40 @@ class Draw:
                 for linear in module.modules():
                     if isinstance(linear, nn.Linear):
                         linear.reset_parameters()
-            # Of the table of embeddings, only the rows that occur: the whole takes longer than the block.
+            # Of the table of embeddings, only the rows that occur: the whole takes longer than the
+            # block.
             drawn = torch.randint(self.vocabulary, (self.sequences, self.length))
             occurring, places = drawn.unique(return_inverse=True)
             inputs = config.initializer_range * torch.randn(len(occurring), self.width)[places]
         attention = module.get_submodule(attention)
-        return Block(module.requires_grad_(False), attention, inputs, direction(self.direction_seed, self.width))
+        return Block(
+            module.requires_grad_(False),
+            attention,
+            inputs,
+            direction(self.direction_seed, self.width),
+        )
 
 
 def draws(architectures: Sequence[str], seeds: int, **sizes: int) -> list[Draw]:
-    """So many draws of each architecture; the weights and the direction of the bias of a draw have the same seed."""
+    """So many draws of each architecture; the weights and the direction of the bias of a draw have
+    the same seed.
+    """
     return [Draw(name, seed, seed, **sizes) for name in architectures for seed in range(seeds)]
 
 
 def direction(seed: int, width: int) -> Float[Tensor, " width"]:
     """A random direction: a unit vector."""
-    # Another generator than that of the weights: with one, equal seeds would make it a row of the first of them.
+    # Another generator than that of the weights: with one, equal seeds would make it a row of the
+    # first of them.
     drawn = np.random.default_rng(seed).standard_normal(width)
     return torch.from_numpy(drawn / np.linalg.norm(drawn)).float()
 
 
 @dataclass(eq=False)
 class Block:
-    """A block with its attention, its inputs x and the direction b / N of their drift, a unit vector."""
+    """A block with its attention, its inputs x and the direction b / N of their drift, a unit
+    vector.
+    """
 
     module: nn.Module
     attention: nn.Module
@@ -152,24 +179,29 @@ class Block:
             AnalysisError: the norm is negative or not finite.
         """
         if not (math.isfinite(norm) and norm >= 0):
-            raise AnalysisError(f"{norm} cannot be the norm of a bias: give finite numbers of 0 or more")
+            raise AnalysisError(
+                f"{norm} cannot be the norm of a bias: give finite numbers of 0 or more"
+            )
         for inputs in self.inputs.split(1):
             yield inputs + norm * self.direction
 
 
-# Bins 0.02 wide: in blocks of the size of BERT-base, no score leaves this range up to a bias of norm 50.
+# Bins 0.02 wide: in blocks of the size of BERT-base, no score leaves this range up to a bias of
+# norm 50.
 SCORE_BINS = np.linspace(-3, 3, 301)
 
 Heads = Float[Tensor, "sequence head token head_dim"]
 Scores = Float[Tensor, "head token token"]
 
 
-def attend(block: Block, hidden: Hidden) -> tuple[Hidden, Heads, Heads, Float[Tensor, "sequence head token token"]]:
+def attend(
+    block: Block, hidden: Hidden
+) -> tuple[Hidden, Heads, Heads, Float[Tensor, "sequence head token token"]]:
     """Run the block on its inputs.
 
     Returns:
-        Its outputs; the queries and the keys, as its attention receives them; and the scores q·k/√d', −∞ where the
-        query does not see the key.
+        Its outputs; the queries and the keys, as its attention receives them; and the scores
+        q·k/√d', −∞ where the query does not see the key.
     """
     seen = []
 
@@ -186,12 +218,13 @@ def attend(block: Block, hidden: Hidden) -> tuple[Hidden, Heads, Heads, Float[Te
 def attention_statistics(scores: Scores) -> dict[str, Float[Tensor, " head"]]:
     r"""The scores and the attention weights of each head in a sequence.
 
-    The means of s (``score``) and of \|s\| (``score_magnitude``) over the pairs of a query and a key that it sees. For
-    a query that sees n keys, with weights p = softmax(s): the largest, the median and the smallest of the n weights
-    (``row_max``, ``row_median``, ``row_min``); the entropy H = −Σ p ln p in nats; H / ln n, of rows of at least two
-    keys; and how far H falls below its maximum, ln n − H = Σ p ln(n p), the divergence of the row from equal weights;
-    each is a mean over rows. ``sequence_max`` and ``sequence_min`` are the extremes of the whole sequence. The median
-    of an even number of weights is the mean of the two in the middle.
+    The means of s (``score``) and of \|s\| (``score_magnitude``) over the pairs of a query and a
+    key that it sees. For a query that sees n keys, with weights p = softmax(s): the largest, the
+    median and the smallest of the n weights (``row_max``, ``row_median``, ``row_min``); the entropy
+    H = −Σ p ln p in nats; H / ln n, of rows of at least two keys; and how far H falls below its
+    maximum, ln n − H = Σ p ln(n p), the divergence of the row from equal weights; each is a mean
+    over rows. ``sequence_max`` and ``sequence_min`` are the extremes of the whole sequence. The
+    median of an even number of weights is the mean of the two in the middle.
 
     Args:
         scores: −∞ where a query does not see a key.
@@ -203,7 +236,9 @@ def attention_statistics(scores: Scores) -> dict[str, Float[Tensor, " head"]]:
     log_sum = exact.logsumexp(-1, keepdim=True)
     log_weights = exact - log_sum
     # A key that is not seen has the weight 0, and adds nothing.
-    divergence = (log_weights.exp() * log_weights.masked_fill(~visible, 0)).sum(-1) + count.double().log()
+    divergence = (log_weights.exp() * log_weights.masked_fill(~visible, 0)).sum(
+        -1
+    ) + count.double().log()
     # Unseen keys come first. NumPy sorts several times faster than PyTorch.
     ordered = torch.from_numpy(np.sort(scores.numpy(), axis=-1))
     ranks = torch.stack([torch.zeros_like(count), (count - 1) // 2, count // 2, count - 1], -1)
@@ -225,7 +260,9 @@ def attention_statistics(scores: Scores) -> dict[str, Float[Tensor, " head"]]:
 
 
 def histogram(scores: Scores, edges: Float[np.ndarray, " edge"]) -> Int[np.ndarray, "head bin"]:
-    """How many visible scores of each head fall into bins of equal width; the first and the last bin are open."""
+    """How many visible scores of each head fall into bins of equal width; the first and the last
+    bin are open.
+    """
     seen = scores[:, scores[0].isfinite()].numpy().clip(edges[0], edges[-1])
     return np.stack([np.histogram(head, len(edges) - 1, (edges[0], edges[-1]))[0] for head in seen])
 
@@ -238,23 +275,27 @@ def sweep(
     Args:
         blocks: the draws.
         norms: of the bias, 0 or more.
-        edges: of the histograms of scores, see :func:`histogram`; None leaves out ``attention`` and ``scores``.
+        edges: of the histograms of scores, see :func:`histogram`; None leaves out ``attention`` and
+            ``scores``.
 
     Returns:
         Tables whose first columns are architecture, weights_seed, direction_seed and bias_norm:
 
-        - ``vectors``: space (hidden, query, key), layer (0 the input, 1 the output and its attention), head, cosine,
-          norm_of_mean, mean_norm, as in the tables ``anisotropy`` and ``mean_vector`` of ``measure``;
-        - ``attention``: head; bias_score, the score of the bias alone with itself, which is N² uᵀW_QᵀW_K u/√d' in
-          BERT; and the means over sequences of :func:`attention_statistics`;
+        - ``vectors``: space (hidden, query, key), layer (0 the input, 1 the output and its
+          attention), head, cosine, norm_of_mean, mean_norm, as in the tables ``anisotropy`` and
+          ``mean_vector`` of ``measure``;
+        - ``attention``: head; bias_score, the score of the bias alone with itself, which is N²
+          uᵀW_QᵀW_K u/√d' in BERT; and the means over sequences of :func:`attention_statistics`;
         - ``scores``: head, low, high, count.
 
     Raises:
-        AnalysisError: no block or no norm of the bias was given, or one that is negative or not finite.
+        AnalysisError: no block or no norm of the bias was given, or one that is negative or not
+            finite.
     """
     if not len(blocks) or not len(norms):
         raise AnalysisError(
-            f"{len(blocks)} blocks and {len(norms)} norms of the bias were given: give one architecture and seed or "
+            f"{len(blocks)} blocks and {len(norms)} norms of the bias were given: give one "
+            "architecture and seed or "
             f"more, and norms such as 0, 10 and 20"
         )
     found = defaultdict(list)
@@ -272,7 +313,10 @@ def _tables(block: Block, norm: float, edges: np.ndarray | None) -> dict[str, pd
     tokens = unpadded((0,), block.inputs.shape[1])
     for hidden in block.biased(norm):
         output, query, key, scores = attend(block, hidden)
-        spaces = {"hidden": hidden.unsqueeze(1)}, {"hidden": output.unsqueeze(1), "query": query, "key": key}
+        spaces = (
+            {"hidden": hidden.unsqueeze(1)},
+            {"hidden": output.unsqueeze(1), "query": query, "key": key},
+        )
         for layer, parts in enumerate(spaces):
             vectors = {space: Vectors(values, tokens) for space, values in parts.items()}
             for metric in metrics:
@@ -281,19 +325,27 @@ def _tables(block: Block, norm: float, edges: np.ndarray | None) -> dict[str, pd
             statistics.append(attention_statistics(scores[0]))
             counts = counts + histogram(scores[0], edges)
     cosines, lengths = (metric.without() for metric in metrics)
-    tables = {"vectors": cosines.drop(columns="tokens").merge(lengths, on=["space", "layer", "head"])}
+    tables = {
+        "vectors": cosines.drop(columns="tokens").merge(lengths, on=["space", "layer", "head"])
+    }
     if edges is not None:
         *_, alone = attend(block, (norm * block.direction).view(1, 1, -1))
         head = pd.DataFrame({"head": range(1, len(counts) + 1)})
-        means = {name: torch.stack([one[name] for one in statistics]).mean(0).numpy() for name in statistics[0]}
+        means = {
+            name: torch.stack([one[name] for one in statistics]).mean(0).numpy()
+            for name in statistics[0]
+        }
         tables["attention"] = head.assign(bias_score=alone.flatten().double().numpy(), **means)
         bins = pd.DataFrame({"low": edges[:-1], "high": edges[1:]})
         tables["scores"] = head.merge(bins, how="cross").assign(count=counts.ravel())
     return tables
 
 
-def over_seeds(table: pd.DataFrame, column: str, by: Sequence[str] = ("bias_norm",)) -> pd.DataFrame:
-    """The mean of a column over the heads of each draw, then over draws, with its 95 % interval over draws.
+def over_seeds(
+    table: pd.DataFrame, column: str, by: Sequence[str] = ("bias_norm",)
+) -> pd.DataFrame:
+    """The mean of a column over the heads of each draw, then over draws, with its 95 % interval
+    over draws.
 
     Returns:
         Columns architecture, those of ``by``, then value, ci_low, ci_high.
@@ -305,22 +357,24 @@ def over_seeds(table: pd.DataFrame, column: str, by: Sequence[str] = ("bias_norm
 
 
 def by_norm(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The mean of a column over the heads of each block: one column per norm of the bias, ascending.
+    """The mean of a column over the heads of each block: one column per norm of the bias,
+    ascending.
 
     Args:
         table: of :func:`sweep`; of ``vectors``, the rows of one space and layer.
         column: one of its columns.
 
     Returns:
-        One row per block, by model (the architecture) and seed (of the weights), as ``claims.verdicts_over_seeds``
-        takes it.
+        One row per block, by model (the architecture) and seed (of the weights), as
+        ``claims.verdicts_over_seeds`` takes it.
     """
     named = table.rename(columns={"architecture": "model", "weights_seed": "seed"})
     return named.pivot_table(column, ["model", "seed"], "bias_norm", sort=False).sort_index(axis=1)
 
 
 def mean_scores(blocks: Sequence[Draw], norms: Sequence[float], directions: int) -> pd.DataFrame:
-    """The mean score over all heads and pairs of tokens, for several directions of the bias in each block.
+    """The mean score over all heads and pairs of tokens, for several directions of the bias in each
+    block.
 
     Args:
         blocks: of whose sequences the first is run.
@@ -328,18 +382,23 @@ def mean_scores(blocks: Sequence[Draw], norms: Sequence[float], directions: int)
         directions: how many; the first is that of the draw.
 
     Returns:
-        One row per draw of a block and a direction, with ``DRAW_COLUMNS`` as index; one column per norm.
+        One row per draw of a block and a direction, with ``DRAW_COLUMNS`` as index; one column per
+        norm.
     """
     found = []
     for block, draws, towards in _turned(blocks, directions):
-        scores = [attend(block, block.inputs[:1] + norm * towards)[-1].double().flatten(1) for norm in norms]
+        scores = [
+            attend(block, block.inputs[:1] + norm * towards)[-1].double().flatten(1)
+            for norm in norms
+        ]
         means = [one.masked_fill(one.isinf(), math.nan).nanmean(1).numpy() for one in scores]
         found.append(pd.DataFrame(dict(zip(norms, means, strict=True)), draws))
     return pd.concat(found)
 
 
 def fixed_points(blocks: Sequence[Draw], highest: float, directions: int = 1) -> pd.DataFrame:
-    r"""The norm N* of the bias at which outputs are as long as inputs, E‖x + b‖ = E‖T(x + b)‖ (Godey et al. 2024, 4.2).
+    r"""The norm N* of the bias at which outputs are as long as inputs, E‖x + b‖ = E‖T(x + b)‖
+    (Godey et al. 2024, 4.2).
 
     Args:
         blocks: of whose sequences the first is run.
@@ -347,15 +406,17 @@ def fixed_points(blocks: Sequence[Draw], highest: float, directions: int = 1) ->
         directions: of the bias, in each block; the first is that of the draw.
 
     Returns:
-        One row per draw of a block and a direction: ``DRAW_COLUMNS``, ``fixed_point`` (missing where outputs are longer
-        than inputs, or shorter, both without bias and at the highest norm), and by how much they are longer at these
-        two, ``excess`` and ``excess_at_highest``.
+        One row per draw of a block and a direction: ``DRAW_COLUMNS``, ``fixed_point`` (missing
+        where outputs are longer than inputs, or shorter, both without bias and at the highest
+        norm), and by how much they are longer at these two, ``excess`` and ``excess_at_highest``.
 
     Raises:
         AnalysisError: the highest norm is not positive and finite.
     """
     if not (math.isfinite(highest) and highest > 0):
-        raise AnalysisError(f"{highest} cannot be the highest norm of a bias: give a finite number above 0")
+        raise AnalysisError(
+            f"{highest} cannot be the highest norm of a bias: give a finite number above 0"
+        )
     found = []
     for block, draws, towards in _turned(blocks, directions):
         zero = np.zeros(directions)
@@ -368,11 +429,15 @@ def fixed_points(blocks: Sequence[Draw], highest: float, directions: int = 1) ->
         )
         start, end = (_excess(block, towards, zero + norm) for norm in (0, highest))
         point = np.where(start * end < 0, root.x, math.nan)
-        found.append(pd.DataFrame({"fixed_point": point, "excess": start, "excess_at_highest": end}, draws))
+        found.append(
+            pd.DataFrame({"fixed_point": point, "excess": start, "excess_at_highest": end}, draws)
+        )
     return pd.concat(found).reset_index()
 
 
-def _excess(block: Block, towards: Hidden, norms: Float[np.ndarray, " direction"]) -> Float[np.ndarray, " direction"]:
+def _excess(
+    block: Block, towards: Hidden, norms: Float[np.ndarray, " direction"]
+) -> Float[np.ndarray, " direction"]:
     given = block.inputs[:1] + torch.tensor(norms).float()[:, None, None] * towards
     return (_mean_norm(block(given)) - _mean_norm(given)).numpy()
 
@@ -381,7 +446,9 @@ def _mean_norm(hidden: Hidden) -> Float[Tensor, " sequence"]:
     return hidden.double().norm(dim=-1).mean(-1)
 
 
-def repeated(blocks: Sequence[Draw], norms: Sequence[float], times: int, directions: int = 1) -> pd.DataFrame:
+def repeated(
+    blocks: Sequence[Draw], norms: Sequence[float], times: int, directions: int = 1
+) -> pd.DataFrame:
     """The mean norm of the vectors as a block is applied to its own outputs again and again.
 
     Args:
@@ -391,14 +458,17 @@ def repeated(blocks: Sequence[Draw], norms: Sequence[float], times: int, directi
         directions: of the bias, in each block; the first is that of the draw.
 
     Returns:
-        One row per draw of a block and a direction, norm and time: ``DRAW_COLUMNS``, ``bias_norm``, ``times`` (0 for
-        the inputs), ``mean_norm``.
+        One row per draw of a block and a direction, norm and time: ``DRAW_COLUMNS``, ``bias_norm``,
+        ``times`` (0 for the inputs), ``mean_norm``.
     """
     found = []
     for block, draws, towards in _turned(blocks, directions):
         for norm in norms:
             hidden = block.inputs[:1] + norm * towards
-            lengths = [_mean_norm(hidden), *(_mean_norm(hidden := block(hidden)) for _ in range(times))]
+            lengths = [
+                _mean_norm(hidden),
+                *(_mean_norm(hidden := block(hidden)) for _ in range(times)),
+            ]
             for time, length in enumerate(lengths):
                 columns = {"bias_norm": float(norm), "times": time, "mean_norm": length.numpy()}
                 found.append(pd.DataFrame(columns, draws))
@@ -408,8 +478,18 @@ def repeated(blocks: Sequence[Draw], norms: Sequence[float], times: int, directi
 def _turned(
     blocks: Sequence[Draw], directions: int
 ) -> Iterator[tuple[Block, pd.MultiIndex, Float[Tensor, "direction 1 width"]]]:
-    """Each block, the draws of it that differ in the direction of the bias, and these directions."""
+    """Each block, the draws of it that differ in the direction of the bias, and these
+    directions.
+    """
     for draw in blocks:
-        draws = [replace(draw, direction_seed=draw.direction_seed + 1000 * k) for k in range(directions)]
-        towards = torch.stack([direction(turned.direction_seed, turned.width) for turned in draws]).unsqueeze(1)
-        yield draw.block(), pd.MultiIndex.from_frame(pd.DataFrame([turned.labels for turned in draws])), towards
+        draws = [
+            replace(draw, direction_seed=draw.direction_seed + 1000 * k) for k in range(directions)
+        ]
+        towards = torch.stack(
+            [direction(turned.direction_seed, turned.width) for turned in draws]
+        ).unsqueeze(1)
+        yield (
+            draw.block(),
+            pd.MultiIndex.from_frame(pd.DataFrame([turned.labels for turned in draws])),
+            towards,
+        )
