@@ -45,7 +45,7 @@ class OutputChange(_OfTokens):
 
 
 class NextTokenLoss(_OfTokens):
-    """How well a causal language model predicts the next token, and what an intervention does to it.
+    """How well a causal language model predicts the next token, and what interventions change.
 
     Columns: layer (the last), loss, −ln p of the token that follows, in nats, mean over tokens that
     have one, with its 95 % interval; kl, the Kullback-Leibler divergence Σ p ln(p / p') of the
