@@ -233,8 +233,8 @@ def _parser() -> argparse.ArgumentParser:
     def add_measurement(metrics: str) -> None:
         """What `measure` and `compare` have in common; metrics are those by default."""
         known = (
-            "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a "
-            "folder, or -"
+            "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, "
+            "or -"
         )
         add("--data", required=True, type=expanduser, help=known).completer = known_names
         names = [*catalogue()]
@@ -294,8 +294,7 @@ def _parser() -> argparse.ArgumentParser:
         _measure,
         "measure a model on a corpus, as Parquet tables",
         "Every metric that the model and the corpus can have is measured in one pass; a table is a "
-        "file, and run.json "
-        "says what made them. What was measured before is found again.",
+        "file, and run.json says what made them. What was measured before is found again.",
         "--model minilm --data wikipedia --limit 100 --out results/minilm",
         "--model path/to/model --data reviews.csv:text --format csv --out results/mine",
         interrupted=BEGINS_ANEW,
@@ -303,8 +302,8 @@ def _parser() -> argparse.ArgumentParser:
     known = "a name listed by `models`, a Hub id, or a folder"
     add("--model", required=True, type=expanduser, help=known).completer = known_names
     given = (
-        "a folder of vectors (safetensors, npy) that are measured instead of those of "
-        "--model on --data"
+        "a folder of vectors (safetensors, npy) that are measured instead of those of --model on "
+        "--data"
     )
     add("--vectors", type=expanduser, action=Instead, help=given)
     add_measurement("all")
@@ -331,8 +330,7 @@ def _parser() -> argparse.ArgumentParser:
         _compare,
         "measure models side by side, each with its untrained twins",
         "A table has the rows of all models; NAME_difference has what each has more than the first "
-        "one, with intervals "
-        "paired over texts.",
+        "one, with intervals paired over texts.",
         "minilm smollm2-135m --data wikipedia --limit 100 --out results/both",
         interrupted=BEGINS_ANEW,
     )

@@ -243,8 +243,7 @@ def _prepared(loaded: LoadedModel, item: object, **given: object) -> Mapping[str
     except Exception as error:  # Its settings are not checked before.
         raise AnalysisError(
             f"{loaded.name}: its {type(loaded.processor).__name__} fails ({type(error).__name__}: "
-            f"{error}): mend its "
-            f"preprocessor_config.json"
+            f"{error}): mend its preprocessor_config.json"
         ) from error
 
 
@@ -379,15 +378,13 @@ def _refuse_length(loaded: LoadedModel, sound: object, recorded: Sound) -> None:
     if samples < shortest:
         raise AnalysisError(
             f"{sound} lasts {1000 * samples / rate:.0f} ms: this model reads "
-            f"{1000 * shortest / rate:.0f} ms "
-            f"or more; leave it out"
+            f"{1000 * shortest / rate:.0f} ms or more; leave it out"
         )
     longest = int(rate * _longest_sound(loaded))
     if recorded.text and loaded.layout.reads_texts_too and samples > longest:
         raise AnalysisError(
             f"{sound} is longer than the {longest / rate:g} seconds that this model reads at once, "
-            "and its text cannot "
-            f"be cut where it is: give its parts, each with its text"
+            "and its text cannot be cut where it is: give its parts, each with its text"
         )
 
 

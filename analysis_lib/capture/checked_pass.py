@@ -165,10 +165,9 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
     if decided_in_double and difference > AGREEMENT:
         raise AnalysisError(
             f"{loaded.name}: the captured forward pass differs from the plain one by "
-            f"{difference:.1e} of the largest "
-            f"activation in float64, where rounding stays below {AGREEMENT:.1e}: the attention of "
-            "this architecture "
-            f"is not captured exactly, so it cannot be measured; give another model"
+            f"{difference:.1e} of the largest activation in float64, where rounding stays below "
+            f"{AGREEMENT:.1e}: the attention of this architecture is not captured exactly, so it "
+            "cannot be measured; give another model"
         )
     # If activations are not finite, the shard that follows is refused, and the first such layer
     # named.
@@ -199,8 +198,8 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
         except Exception as error:
             raise AnalysisError(
                 f"{loaded.name} cannot read what its {type(loaded.processor).__name__} makes of "
-                "the data "
-                f"({type(error).__name__}: {error}): give the one that belongs to it, or other data"
+                f"the data ({type(error).__name__}: {error}): give the one that belongs to it, or "
+                "other data"
             ) from error
         within = torch.finfo(loaded.model.dtype).eps ** 0.5
         captured = captured_pass(loaded, batch, needs, partial(_prove_scores, within))
@@ -312,8 +311,8 @@ def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
     except (RuntimeError, TypeError) as error:
         raise AnalysisError(
             f"{loaded.name}: whether the captured forward pass equals the plain one is in doubt, "
-            "and a copy of the "
-            f"model in float64, which would decide it, cannot be made on {loaded.device} "
-            f"({str(error).splitlines()[0]}): give another device, or free some memory"
+            "and a copy of the model in float64, which would decide it, cannot be made on "
+            f"{loaded.device} ({str(error).splitlines()[0]}): give another device, or free some "
+            "memory"
         ) from error
     return double, replace(batch, inputs=inputs)

@@ -91,9 +91,8 @@ def captured_pass(
         count = sum(1 for _ in loaded.attending)
         raise NotCaptured(
             f"{loaded.name}: attention was captured in {count - len({*blocks.missed})} of {count} "
-            "layers, and not in "
-            f"{blocks.missed[0]}, which computes it in another way for these items than for an "
-            "example of a few tokens"
+            f"layers, and not in {blocks.missed[0]}, which computes it in another way for these "
+            "items than for an example of a few tokens"
         )
     return given_out(output)
 
@@ -308,8 +307,7 @@ class _Blocks:
         if len(hidden) != count:
             raise AnalysisError(
                 f"{self.loaded.name} makes {len(hidden)} sequences of {count} {self.loaded.kind}s: "
-                "give "
-                f"tokens_per_batch=1, so that it reads each alone"
+                "give tokens_per_batch=1, so that it reads each alone"
             )
         key = (stack.name, hidden.shape[1])
         if key not in self._tokens:

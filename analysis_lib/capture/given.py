@@ -166,9 +166,8 @@ class LayerVectors:
             others = f" and {len(self.parts) - 1} more" * (len(self.parts) > 1)
             raise AnalysisError(
                 f"{self.name} has {self.bounds[-1]} {unit}, in {self.parts[0].name}{others}, and "
-                "the lengths of the "
-                f"{len(lengths)} texts make {wanted}: give the lengths of all, and names by their "
-                "layer, as layer_3"
+                f"the lengths of the {len(lengths)} texts make {wanted}: give the lengths of all, "
+                "and names by their layer, as layer_3"
             )
         for part, start in zip(self.parts, self.bounds, strict=False):
             if (
@@ -236,8 +235,7 @@ class LayerVectors:
             part = self.parts[self.part_of(row)]
             raise AnalysisError(
                 f"{part.name}: {self.name} has NaN or infinity in text {text.number + 1}: make its "
-                "vectors again, in a "
-                f"precision that carries them, or leave the text out"
+                "vectors again, in a precision that carries them, or leave the text out"
             )
 
 
@@ -399,8 +397,7 @@ class GivenVectors(Source):
         if not lengths.size:
             raise AnalysisError(
                 f"{self.name}: how many vectors each text has is not known: give lengths, in a "
-                "folder as lengths.npy; "
-                f"1 for each where a vector stands for a whole text"
+                "folder as lengths.npy; 1 for each where a vector stands for a whole text"
             )
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
             form = f"{lengths.dtype} of the shape {lengths.shape}"
@@ -538,10 +535,9 @@ def _refuse_steps(vectors: Sequence) -> None:
     if is_token and all(is_token) and len(shapes[0]) == 3:
         raise AnalysisError(
             "the vectors are tuples of arrays of one token, as the hidden_states of generate are, "
-            "which holds layers "
-            "in steps: give {layer: torch.cat([step[layer] for step in hidden_states], 1)} of each "
-            "layer, with mask= "
-            "where prompts are padded; or lists of arrays, if each is of a text"
+            "which holds layers in steps: give {layer: torch.cat([step[layer] for step in "
+            "hidden_states], 1)} of each layer, with mask= where prompts are padded; or lists of "
+            "arrays, if each is of a text"
         )
 
 
@@ -556,8 +552,7 @@ def _mask_rows(mask: Sequence | np.ndarray | Tensor) -> list[np.ndarray]:
         if row.ndim != 1 or row.dtype.kind not in "biuf" or not np.isin(row, (0, 1)).all():
             raise AnalysisError(
                 f"the mask holds {row.dtype} of the shape {row.shape}: give utterance x token, 1 "
-                "at each token and 0 "
-                f"at padding"
+                "at each token and 0 at padding"
             )
     return rows
 

@@ -36,8 +36,8 @@ SITES = (
 # Sites at which one of the three that attention receives is made from a changed input.
 SIDES = {"query_side": "query", "key_side": "key", "value_side": "value"}
 MISFIT = (
-    "holds no vector for each token, as in attention by windows, and cannot be changed: "
-    "give another site or layer"
+    "holds no vector for each token, as in attention by windows, and cannot be changed: give "
+    "another site or layer"
 )
 BY = (
     "mean",

@@ -244,8 +244,7 @@ def _applied(
     if (share := error(weight, bias)) > within:
         raise NotLinear(
             f"its keys come from a {type(projection).__name__} that is not linear (by {share:.1e} "
-            "of the largest), so "
-            f"that no dimension has a share of its own in a score"
+            "of the largest), so that no dimension has a share of its own in a score"
         )
     return weight, bias if bias.any() else None
 

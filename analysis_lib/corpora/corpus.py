@@ -331,8 +331,8 @@ def whole_units(
     if missing == len(known):
         if column is not None and known:
             raise AnalysisError(
-                f"{name}: the column {column} is empty: "
-                "name one that says what each text is a part of"
+                f"{name}: the column {column} is empty: name one that says what each text is a "
+                "part of"
             )
         return None
     if missing and column is not None:

@@ -119,8 +119,8 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
     """The file or folder and, for a table, the column that ``spec`` names."""
     if not spec.strip() or "\0" in spec or len(spec) > LONGEST_PATH:
         raise AnalysisError(
-            f"{spec[:40]!r} is no name or path: "
-            "give a name of `datasets`, file.csv:COLUMN, lines.txt or a folder"
+            f"{spec[:40]!r} is no name or path: give a name of `datasets`, file.csv:COLUMN, "
+            "lines.txt or a folder"
         )
     name, columns = path_and_columns(spec)
     path = Path(name)

@@ -90,8 +90,8 @@ def _fetch(repository: str, download: Callable[..., str], **arguments) -> Path:
         raise _misnamed(repository) from error
     except GatedRepoError as error:
         raise AnalysisError(
-            f"{repository} is gated: ask for access on its page on the hub, "
-            f"log in with `hf auth login` and run again"
+            f"{repository} is gated: ask for access on its page on the hub, log in with `hf auth "
+            "login` and run again"
         ) from error
     except HfHubHTTPError as error:
         raise AnalysisError(
@@ -114,7 +114,7 @@ def _misnamed(repository: str) -> AnalysisError:
 def _unreachable(repository: str, reason: str) -> AnalysisError:
     return AnalysisError(
         f"{repository} is not in the local cache and the hub {reason}: connect once and run again, "
-        f"or give a local folder or file"
+        "or give a local folder or file"
     )
 
 

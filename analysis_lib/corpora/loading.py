@@ -119,8 +119,8 @@ def _reader(spec: str, units: str | None = None) -> Reader:
         )
     if os.path.exists(spec):
         note = (
-            "note: %s is the known corpus of that name, and not what lies here under it: "
-            "for that, give %s"
+            "note: %s is the known corpus of that name, and not what lies here under it: for that, "
+            "give %s"
         )
         logging.getLogger(__name__).warning(note, spec, os.path.join(".", spec))
     return reader

@@ -185,8 +185,8 @@ def parts_of(item: MediaFile) -> list[MediaFile]:
         return [item]
     if len(pages) < count:
         note = (
-            "note: of the %d pictures of %s, %d are reduced copies or masks of others, and "
-            "are left out"
+            "note: of the %d pictures of %s, %d are reduced copies or masks of others, and are "
+            "left out"
         )
         logging.getLogger(__name__).warning(note, count, item.path, count - len(pages))
     return [replace(item, page=page) for page in pages] or [item]

@@ -107,8 +107,8 @@ def decoded_text(name: str, stored: bytes) -> str:
     except UnicodeDecodeError as error:
         byte = f"byte 0x{stored[error.start]:02x} at position {error.start}"
         raise AnalysisError(
-            f"{name} is not UTF-8 ({byte}): "
-            "convert it first, for example with `iconv -f LATIN1 -t UTF-8`"
+            f"{name} is not UTF-8 ({byte}): convert it first, for example with `iconv -f LATIN1 -t "
+            "UTF-8`"
         ) from error
 
 

@@ -155,8 +155,8 @@ def _warn_of_lines_in_cells(path: Path, rows: list[list[str]]) -> None:
         several += any("\n" in cell for cell in row)
     if several:
         note = (
-            "note: %s of the rows of %s have a cell of several lines: "
-            "if that is wrong, look for single quotation marks"
+            "note: %s of the rows of %s have a cell of several lines: if that is wrong, look for "
+            "single quotation marks"
         )
         logging.getLogger(__name__).warning(note, several, path)
 

@@ -180,8 +180,8 @@ def _on_cluster(
             yield from in_order(executor, _tasks(shards), lambda: 2 * max(cores(), 1), idle=idle)
         except distributed.KilledWorker as error:
             died = (
-                f"one worker after another of the Dask scheduler at {address} died of the "
-                "same shard"
+                f"one worker after another of the Dask scheduler at {address} died of the same "
+                "shard"
             )
             raise AnalysisError(f"{died} (out of memory?): give them more memory{kept}") from error
         except (futures.CancelledError, ClosedClientError):
@@ -296,8 +296,7 @@ def _unpacked(work: bytes) -> Any:
     except (ImportError, AttributeError) as error:
         raise AnalysisError(
             f"a worker cannot load a metric ({error}): put what the metric uses in one module with "
-            "it, or where the "
-            f"workers can import it"
+            "it, or where the workers can import it"
         ) from error
 
 

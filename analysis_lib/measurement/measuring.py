@@ -507,23 +507,23 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
     uncaptured = model.layout.uncaptured
     more = f" and of {len(uncaptured) - 1} more modules" if len(uncaptured) > 1 else ""
     found = {
-        f"the attention of {', '.join(uncaptured[:1])}{more} is not captured, and in "
-        "no table": uncaptured,
+        f"the attention of {', '.join(uncaptured[:1])}{more} is not captured, and in no "
+        "table": uncaptured,
         f"{empty} {items} are blank or hold no token, and are left out": empty,
         f"{report.cut} {items} are longer than {most}, and are cut there": report.cut,
         f"{report.windowed} {items} are longer than {most}, and are read in "
         "windows": report.windowed,
         f"its tokenizer does not know {unknown:.0%} of the "
         f"tokens{little * (unknown > MUCH_UNKNOWN)}": (unknown >= SOME_UNKNOWN),
-        f"{report.spelt} special tokens are spelt out in the texts, and count as "
-        "their own": report.spelt,
-        f"{report.doubled} texts begin with a token that its tokenizer puts before them: "
-        "leave it out": report.doubled,
+        f"{report.spelt} special tokens are spelt out in the texts, and count as their "
+        "own": report.spelt,
+        f"{report.doubled} texts begin with a token that its tokenizer puts before them: leave it "
+        "out": report.doubled,
         f"{report.without_text} {items} have no text, so that its decoder reads the tokens alone "
         "that begin one": (report.without_text),
         f"{zeros} zero vectors have no direction and enter no cosine": zeros,
-        f"of {longest} of {report.tokens} tokens in some layer the vector is too long "
-        "to count": longest,
+        f"of {longest} of {report.tokens} tokens in some layer the vector is too long to "
+        "count": longest,
         f"its {PLURAL[model.kind]} are one unit, so that there are no intervals": units == 1,
         f"its intervals rest on {units} independent units, and are rough": 1 < units < FEW_UNITS,
     }

@@ -42,8 +42,7 @@ def code_warning(titles: Iterable[str]) -> str:
         return ""
     return (
         f"The numbers of {', '.join(unique_titles)} are shown as an earlier version of the code "
-        "gave them; "
-        f"data/README.md says how to record them anew."
+        "gave them; data/README.md says how to record them anew."
     )
 
 

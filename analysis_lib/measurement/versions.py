@@ -124,8 +124,7 @@ def _hash_of(value: object, metric: Metric) -> str:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise AnalysisError(
             f"the metric {metric.name} holds what cannot be pickled ({error}), so that its sums "
-            "cannot be kept: "
-            f"give it plain parameters, or measure without checkpoints"
+            "cannot be kept: give it plain parameters, or measure without checkpoints"
         ) from error
 
 
@@ -188,6 +187,5 @@ def _text_of(function: FunctionType, kind: type) -> str:
     except (OSError, TypeError) as error:
         raise AnalysisError(
             f"the metric {kind.__name__} has no source that can be read, so that its sums cannot "
-            "be kept: "
-            f"put it into a file, or measure without checkpoints"
+            "be kept: put it into a file, or measure without checkpoints"
         ) from error

@@ -381,7 +381,7 @@ class Metric(ABC):
         if bad:
             raise AnalysisError(
                 f"{self.name}: layer {min(bad)} has vectors that are not finite (NaN or infinity): "
-                f"the weights or the precision of this model do not carry this corpus"
+                "the weights or the precision of this model do not carry this corpus"
             )
         return arrays
 

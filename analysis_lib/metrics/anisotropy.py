@@ -69,8 +69,8 @@ def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:
         row = few.iloc[0]
         raise AnalysisError(
             f"{name} needs two vectors with a direction, and the {row['space']} space of layer "
-            f"{row['layer']} has {row['tokens']}: give more {remedy}, or a model "
-            f"whose vectors there are not zero"
+            f"{row['layer']} has {row['tokens']}: give more {remedy}, or a model whose vectors "
+            "there are not zero"
         )
 
 
@@ -177,8 +177,7 @@ class UtteranceSimilarity(Metric):
         for row in table[table["utterances"] == 0][:1].itertuples():
             raise AnalysisError(
                 "utterance_similarity needs an utterance of two tokens or more with a direction, "
-                f"and the {row.space} "
-                f"space of layer {row.layer} has none: give longer text, or a model whose vectors "
-                "there are not zero"
+                f"and the {row.space} space of layer {row.layer} has none: give longer text, or a "
+                "model whose vectors there are not zero"
             )
         return table

@@ -143,9 +143,8 @@ class Isotropy(Metric):
         if dimensions > WIDEST:
             raise AnalysisError(
                 f"isotropy: the {space} vectors of layer {layer} have {dimensions} dimensions, and "
-                "their second "
-                f"moments are kept up to {WIDEST}: measure {space} vectors of fewer dimensions, or "
-                "leave isotropy out"
+                f"their second moments are kept up to {WIDEST}: measure {space} vectors of fewer "
+                "dimensions, or leave isotropy out"
             )
         self.add(("unit_sum", space, layer), vectors.unit_sum, activations)
         self.add(("vectors", space, layer), vectors.nonzero, activations)
@@ -190,8 +189,7 @@ class Isotropy(Metric):
         """
         raise AnalysisError(
             "isotropy cannot leave a group of utterances out, so a number made from its table has "
-            "no interval: use "
-            "the ci_low and ci_high that the table has, or the anisotropy table"
+            "no interval: use the ci_low and ci_high that the table has, or the anisotropy table"
         )
 
 

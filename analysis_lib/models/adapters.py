@@ -152,8 +152,7 @@ class Adapter:
         if words > whole and added != {*range(known, words)}:
             raise AnalysisError(
                 f"{self.name}: its adapter was made for {words} tokens, the model embeds {known}, "
-                "and the others' "
-                f"embeddings are not there: save it with save_embedding_layers=True"
+                "and the others' embeddings are not there: save it with save_embedding_layers=True"
             )
         if words != known:
             model.resize_token_embeddings(words, mean_resizing=False)

@@ -215,10 +215,9 @@ def tensors_of(path: Path, device: str = "cpu") -> dict[str, Tensor]:
         folder = str(path.parent)
         raise AnalysisError(
             f"{path} holds more than tensors, and no code of a model is run: if you trust it, save "
-            "it anew: "
-            "`import torch, safetensors.torch`; "
-            f"`safetensors.torch.save_file(torch.load({str(path)!r}, "
-            f"weights_only=False), {folder + '/model.safetensors'!r})`"
+            "it anew: `import torch, safetensors.torch`; "
+            f"`safetensors.torch.save_file(torch.load({str(path)!r}, weights_only=False), "
+            f"{folder + '/model.safetensors'!r})`"
         ) from error
 
 

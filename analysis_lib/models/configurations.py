@@ -56,8 +56,7 @@ def refuse_named_code(name: str, folder: Path) -> None:
             if "/" in value and any(part in key for part in NAMES_CODE):
                 raise AnalysisError(
                     f"{name}: its {path.name} names code to fetch ({key}: {value}), and none is "
-                    "fetched or run: take "
-                    f"that setting out of it"
+                    "fetched or run: take that setting out of it"
                 )
 
 
@@ -152,9 +151,8 @@ def config_by_weights(name: str, folder: Path, settings: dict) -> transformers.P
         reason = f"fit {' and '.join(types[0] for types in fitting)} alike"
     raise AnalysisError(
         f"{name} is of no type that transformers knows: its config.json says no model_type, and "
-        f"its weights {reason}: "
-        "save it anew with the class that it was made with, as in `from transformers import "
-        "BertModel`; "
+        f"its weights {reason}: save it anew with the class that it was made with, as in `from "
+        "transformers import BertModel`; "
         f"`BertModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})`, or give "
         "another model"
     )

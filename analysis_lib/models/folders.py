@@ -100,8 +100,8 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
     is_folder = os.path.isdir(name)
     if (known or maker) and is_folder:
         note = (
-            "note: %s is the known model of that name, and not the folder %s that lies here: "
-            "for that, give %s"
+            "note: %s is the known model of that name, and not the folder %s that lies here: for "
+            "that, give %s"
         )
         logging.getLogger(__name__).warning(note, name, name, os.path.join(".", name))
     is_local = known.packages if known else maker or is_folder

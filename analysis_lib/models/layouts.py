@@ -245,8 +245,7 @@ def _stack(
     elif len(vectors) != 1 or vectors.dim() not in (3, 4):
         raise AnalysisError(
             f"{name} is a {model.config.model_type} model: in {pattern}, the vectors of {kind}s "
-            "are of shape "
-            f"{tuple(vectors.shape)}, {NO_TOKENS}"
+            f"are of shape {tuple(vectors.shape)}, {NO_TOKENS}"
         )
     own: list[list[Attention]] = [[] for _ in blocks]
     if not is_padded:
@@ -317,8 +316,7 @@ def _refuse_strange_text(
         return
     raise AnalysisError(
         f"{name} is a {model.config.model_type} model: {ids.shape[1]} tokens of a text become "
-        "vectors of shape "
-        f"{tuple(vectors.shape)} in {pattern}, {NO_TOKENS}"
+        f"vectors of shape {tuple(vectors.shape)} in {pattern}, {NO_TOKENS}"
     )
 
 

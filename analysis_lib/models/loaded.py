@@ -112,8 +112,7 @@ class LoadedModel:
         ):
             raise AnalysisError(
                 f"{self.name}: its config.json has no decoder_start_token_id: give the token that "
-                "its decoder starts "
-                f"with, such as T5's padding"
+                "its decoder starts with, such as T5's padding"
             )
         _refuse_non_finite(self)
         _refuse_strange_tokens(self)
@@ -133,8 +132,8 @@ class LoadedModel:
             if not hasattr(self.processor, "tokenizer"):
                 raise AnalysisError(
                     f"{self.name}: its decoder reads texts, and a {type(self.processor).__name__} "
-                    "none: give a "
-                    f"processor with a tokenizer, such as transformers.AutoProcessor reads"
+                    "none: give a processor with a tokenizer, such as transformers.AutoProcessor "
+                    "reads"
                 )
             self.transcriber = self.processor.tokenizer
         self.processor = getattr(self.processor, "feature_extractor", self.processor)
@@ -376,8 +375,7 @@ def _refuse_non_finite(loaded: LoadedModel) -> None:
             module = loaded.model.get_submodule(name.rpartition(".")[0])
             raise AnalysisError(
                 f"{loaded.name}: the weights {name} ({_layer_of(loaded, module)}) hold NaN or "
-                "infinity: "
-                f"repair the checkpoint"
+                "infinity: repair the checkpoint"
             )
 
 
@@ -415,6 +413,5 @@ def _refuse_strange_tokens(loaded: LoadedModel) -> None:
     if len(ids) < words / LEAST_SHARE:
         raise AnalysisError(
             f"{loaded.name}: its tokenizer, a {type(tokenizer).__name__}, knows {len(ids)} tokens "
-            "and it embeds "
-            f"{words}: {remedy}, as its save_pretrained writes it"
+            f"and it embeds {words}: {remedy}, as its save_pretrained writes it"
         )

@@ -237,8 +237,8 @@ def _note_sentence_transformers(loaded: LoadedModel, folder: Path, name: ModelNa
     steps = left_to_sentence_transformers(folder, loaded.max_length)
     if steps:
         note = (
-            "note: %s: of a text, sentence-transformers would %s; it is read here as "
-            "transformers reads it"
+            "note: %s: of a text, sentence-transformers would %s; it is read here as transformers "
+            "reads it"
         )
         logging.getLogger(__name__).warning(note, loaded.name, " and ".join(steps))
 
@@ -450,12 +450,12 @@ def read_processor(
         # Without files, transformers would make up a tokenizer that knows no word.
         raise AnalysisError(
             f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained, "
-            f"or give another one (--tokenizer)"
+            "or give another one (--tokenizer)"
         )
     if folder is None:
         raise AnalysisError(
-            f"{name} has no {PREPARATION}, which says how its {kind}s are prepared: "
-            f"save its processor to the same folder with save_pretrained"
+            f"{name} has no {PREPARATION}, which says how its {kind}s are prepared: save its "
+            "processor to the same folder with save_pretrained"
         )
     if kind == "image":
         require_extra("packages", "PIL")
@@ -508,8 +508,8 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
             plug_in(model_type)
         if model_type not in CONFIGS:
             raise AnalysisError(
-                f"{name} is of no type that transformers knows (model_type {model_type!r}): "
-                f"write its type into its config.json, or give another model"
+                f"{name} is of no type that transformers knows (model_type {model_type!r}): write "
+                "its type into its config.json, or give another model"
             )
         _refuse_ignored_positions(name, settings, model_type)
         config = transformers.AutoConfig.from_pretrained(folder, **LOCALLY)
@@ -527,6 +527,6 @@ def _refuse_ignored_positions(name: str, settings: dict, model_type: str) -> Non
     is_declared = hasattr(CONFIGS[model_type], "position_embedding_type")
     if kind != "absolute" and (str(kind).startswith("relative_key") or not is_declared):
         raise AnalysisError(
-            f"{name} has position embeddings of the kind {kind!r} (position_embedding_type), "
-            f"which transformers no longer computes for a {model_type} model: give another model"
+            f"{name} has position embeddings of the kind {kind!r} (position_embedding_type), which "
+            f"transformers no longer computes for a {model_type} model: give another model"
         )

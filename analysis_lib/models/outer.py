@@ -71,9 +71,8 @@ def _body_output(
     if ran.count(last) != 1:
         raise AnalysisError(
             f"{name}: a pass of its {type(outer).__name__} runs its {type(last).__name__} "
-            f"{ran.count(last)} times, "
-            "and one time can be measured: give a model that runs it once, or the "
-            f"{type(last).__name__} itself"
+            f"{ran.count(last)} times, and one time can be measured: give a model that runs it "
+            f"once, or the {type(last).__name__} itself"
         )
     given = dict(outputs)
     output = given[last]

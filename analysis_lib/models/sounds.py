@@ -198,8 +198,7 @@ def _steps(loaded: LoadedModel, window: Window) -> Steps:
         reader, seconds = type(loaded.processor).__name__, window.samples / rate
         raise AnalysisError(
             f"{loaded.name}: its {reader} pads every sound to {seconds:g} seconds, and which "
-            "vectors stand for padding "
-            f"cannot be told: give another model"
+            "vectors stand for padding cannot be told: give another model"
         )
     by_row = len(in_second) > 1 and in_second[1] - in_second[0] > 1
     return Steps(frames_per_step * window.hop, len(in_second), by_row, min(first), window.least)

@@ -150,8 +150,7 @@ def encoded(
     if most >= length:
         raise AnalysisError(
             f"{name} reads {length} tokens at once, and its tokenizer puts {most} around a text: "
-            "mend the length in "
-            f"its tokenizer_config.json"
+            "mend the length in its tokenizer_config.json"
         )
     every = []
     for index, marks in enumerate(special):
@@ -167,8 +166,7 @@ def _readable(name: str) -> Iterator[None]:
     except Exception as error:
         raise AnalysisError(
             f"{name}: its tokenizer cannot read these texts ({error}): give text that it knows, or "
-            "a tokenizer with an "
-            f"unknown token"
+            "a tokenizer with an unknown token"
         ) from error
 
 
