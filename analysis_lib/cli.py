@@ -62,15 +62,13 @@ def carry_out(options: argparse.Namespace) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with (
-            open(os.devnull, "w") as nowhere,
-            redirect_stderr(nowhere if options.quiet else sys.stderr),
-            _notes(),
-        ):
-            _refuse_empty(options)
-            if options.requires:
-                require_extra(*options.requires)
-            options.command(options)
+        with open(os.devnull, "w") as nowhere:
+            stderr = nowhere if options.quiet else sys.stderr
+            with redirect_stderr(stderr), _notes():
+                _refuse_empty(options)
+                if options.requires:
+                    require_extra(*options.requires)
+                options.command(options)
         status = 0
         if sys.stdout:
             sys.stdout.flush()
@@ -378,7 +376,7 @@ def _measure(options: argparse.Namespace) -> None:
     # answered at once.
     from analysis_lib import load_corpus, load_model, measure, measure_vectors
     from analysis_lib.capture.inputs import Settings
-    from analysis_lib.measurement.measuring import refuse_senseless
+    from analysis_lib.measurement.measuring import refuse_unavailable
     from analysis_lib.measurement.tables import table_files
     from analysis_lib.metrics import resolve
     from analysis_lib.models.loading import checked_options
@@ -401,13 +399,13 @@ def _measure(options: argparse.Namespace) -> None:
     if options.vectors is not None:
         refuse_others(options, OF_VECTORS, "--vectors are measured as they are")
         with sole_writer(output):
-            found = measure_vectors(
+            tables = measure_vectors(
                 options.vectors,
                 metrics=options.metrics,
                 workers=options.workers,
                 checkpoints=options.out,
             )
-            _save(found, output, options.format)
+            _save(tables, output, options.format)
         return
     dtype = model_dtype(options, [options.model])
     checked_options(dtype, options.device, options.device_map)
@@ -417,7 +415,8 @@ def _measure(options: argparse.Namespace) -> None:
     }
     draw = _draw(options)
     corpus = load_corpus(options.data, **draw, units=options.units)
-    refuse_senseless(options.model, corpus, options.metrics, Settings(**settings), options.workers)
+    given = Settings(**settings)
+    refuse_unavailable(options.model, corpus, options.metrics, given, options.workers)
     with sole_writer(output):
         given = {name: getattr(options, name) for name in ("revision", "device", "device_map")}
         work = {"workers": options.workers, "scheduler": options.scheduler}
@@ -518,13 +517,13 @@ def _intervention(path: Path | None) -> object:
     from analysis_lib.capture.interventions import interventions
 
     wanted = "give a mapping such as {where: residual, layers: [3], dimensions: [99]}, or a list"
-    found = files.read_yaml(path, wanted)
-    if not found:
+    given = files.read_yaml(path, wanted)
+    if not given:
         raise AnalysisError(
             f"{path} is empty: give a mapping such as {{where: residual, layers: [3]}}, or a list"
         )
     try:
-        changes = interventions(found)
+        changes = interventions(given)
     except AnalysisError as error:
         raise AnalysisError(f"{path}: {error}") from error
     if not changes:
@@ -553,10 +552,13 @@ def _compare(options: argparse.Namespace) -> None:
     settings["dtype"] = model_dtype(options, options.models)
     settings |= {"workers": options.workers, "device": options.device}
     with sole_writer(output):
-        found = compare({options.data: options.models}, options.metrics, **settings)
-        runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
-        differences = {f"{name}_difference": found.differences(name) for name in found}
-        tables = {**found, **{name: table for name, table in differences.items() if len(table)}}
+        comparison = compare({options.data: options.models}, options.metrics, **settings)
+        runs = [{"twin": twin, **tables.run} for (_, twin), tables in comparison.runs.items()]
+        tables = dict(comparison)
+        for name in comparison:
+            difference = comparison.differences(name)
+            if len(difference):
+                tables[f"{name}_difference"] = difference
         save_tables(tables, output, draw | {"runs": runs}, options.format)
     say(
         f"wrote {count(len(tables), 'table')} of {count(len(options.models), 'model')} to "

@@ -25,11 +25,12 @@ class AnalysisError(Exception):
 
     def __str__(self) -> str:
         # Names and files may hold what ends a line, or moves the cursor of a terminal.
-        shown = (
-            "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(line))
-            for line in self.args
-        )
-        return "\n".join(shown)
+        return "\n".join(_printable(str(line)) for line in self.args)
+
+
+def _printable(text: str) -> str:
+    """A text with what is no letter, such as the end of a line, written in escapes."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class UnknownNameError(AnalysisError, KeyError):

@@ -96,10 +96,10 @@ def read_json(path: Path, remedy: str = "copy or make it again") -> dict:
     """The object that a JSON file holds; what is said of :func:`read` holds for all else."""
 
     def load(path: Path) -> dict:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise TypeError(f"it holds a {type(found).__name__}")
-        return found
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError(f"it holds a {type(content).__name__}")
+        return content
 
     return read(path, load, remedy)
 

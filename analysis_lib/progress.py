@@ -112,4 +112,6 @@ def bar(
         pause = SECONDS_BETWEEN_LINES
         settings |= {"delay": pause, "mininterval": pause, "maxinterval": pause, "bar_format": LINE}
         return tqdm(iterable, description, file=_Log(sys.stderr), **settings)
-    return tqdm(iterable, description, disable=None if show is None else not show, **settings)
+    # Left to itself, tqdm shows a bar where there is a terminal.
+    hidden = None if show is None else not show
+    return tqdm(iterable, description, disable=hidden, **settings)

@@ -118,7 +118,10 @@ def measured(model: object, corpus: Corpus) -> Iterator[Tables]:
     for name, kind in METRICS.items():
         if kind.on_request:
             with suppress(AnalysisError):
-                yield measure(model, corpus, name, progress=False)
+                tables = measure(model, corpus, name, progress=False)
+                # Too little may be there to make it of.
+                tables[name]
+                yield tables
 
 
 def main(path: str, before: str | None = None) -> int:

@@ -186,8 +186,8 @@ class CurrentLayer:
         """
         tokens = self.activations.tokens.on(query.device)
         keys = self.tokens_of(key.shape[2]).on(query.device)
-        place = (id(mask), id(tokens), id(keys))
-        if place not in self._visibilities:
+        mask_and_tokens = (id(mask), id(tokens), id(keys))
+        if mask_and_tokens not in self._visibilities:
             filled = mask
             if mask is not None:
                 # A padded query of local attention may see no key at all, and the softmax of an
@@ -197,5 +197,5 @@ class CurrentLayer:
             if len(self._visibilities) == MASKS_KEPT:
                 del self._visibilities[next(iter(self._visibilities))]
             # The mask is kept because its id may be given to another mask once it is freed.
-            self._visibilities[place] = (mask, visibility, filled)
-        return self._visibilities[place][1:]
+            self._visibilities[mask_and_tokens] = (mask, visibility, filled)
+        return self._visibilities[mask_and_tokens][1:]

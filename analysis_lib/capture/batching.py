@@ -90,7 +90,8 @@ def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -
     tokenizer, limit = loaded.tokenizer, loaded.max_length
     unknown = getattr(tokenizer, "unk_token_id", None)
     special = {*getattr(tokenizer, "all_special_ids", ())} - {unknown}
-    found, owners = [], []
+    sequences = []
+    owners = []
     windows = settings.long_texts == "window"
     tokenised = encoded(loaded.name, tokenizer, texts, limit, cut=not windows)
     for text, group in zip(tokenised, groups, strict=True):
@@ -108,11 +109,11 @@ def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -
             reading.spelt += sum(own.count(index) for index in special)
         start = text.body.start
         reading.doubled += start > 0 and text.ids[start - 1] == text.ids[start]
-        found += parts
+        sequences += parts
         owners += [group] * len(parts)
-    reading.utterances += len(found)
+    reading.utterances += len(sequences)
     yield from make_batches(
-        loaded, found, owners, settings.special_tokens, settings.tokens_per_batch
+        loaded, sequences, owners, settings.special_tokens, settings.tokens_per_batch
     )
 
 
@@ -238,8 +239,8 @@ def _shifted(loaded: LoadedModel, ids: Tensor, mask: Tensor) -> Tensor:
 def _prepared(loaded: LoadedModel, item: object, **given: object) -> Mapping[str, Tensor]:
     """What the processor of a model makes of an image or a sound."""
     try:
-        found = loaded.processor(item, return_tensors="pt", **given)
-        return {name: torch.as_tensor(values) for name, values in found.items()}
+        inputs = loaded.processor(item, return_tensors="pt", **given)
+        return {name: torch.as_tensor(values) for name, values in inputs.items()}
     except Exception as error:  # Its settings are not checked before.
         raise AnalysisError(
             f"{loaded.name}: its {type(loaded.processor).__name__} fails ({type(error).__name__}: "
@@ -298,8 +299,9 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
             for piece in _pieces(loaded, sound, group, settings, reading)
         ]
         pieces.sort(key=lambda piece: (piece.shapes[0][-1], piece.shapes))
-        for shapes, found in itertools.groupby(pieces, key=lambda piece: piece.shapes):
-            same, window = list(found), window_of(loaded.processor)
+        for shapes, group in itertools.groupby(pieces, key=lambda piece: piece.shapes):
+            same = list(group)
+            window = window_of(loaded.processor)
             # Speech models make one vector per 20 ms.
             length = same[0].samples if window is None else window.samples
             tokens = max(length, shapes[0][-1]) * 50 // loaded.processor.sampling_rate + 1
@@ -316,19 +318,19 @@ def _add_texts(loaded: LoadedModel, batch: Batch, texts: Sequence[str]) -> None:
     """Add to a batch of sounds what a decoder reads: the tokens that it starts with, then the text
     of each sound.
     """
-    config, end, rows = loaded.model.config, getattr(loaded.tokenizer, "eos_token_id", None), []
-    for text in encoded(
-        loaded.name, loaded.tokenizer, texts, config.max_target_positions, cut=True
-    ):
+    config = loaded.model.config
+    limit = config.max_target_positions
+    end = getattr(loaded.tokenizer, "eos_token_id", None)
+    rows = []
+    for text in encoded(loaded.name, loaded.tokenizer, texts, limit, cut=True):
         # Whisper's tokenizer puts the start before a text; what ends it is predicted, and not read.
-        start = (
-            []
-            if text.special[:1] == [True] and text.ids[0] != end
-            else [config.decoder_start_token_id]
-        )
-        kept = text.take(range(len(text) - (text.ids[-1:] == [end])))
-        ids, special = [*start, *kept.ids], [True] * len(start) + kept.special
-        rows.append(Encoded({"input_ids": ids}, special).beginning(config.max_target_positions))
+        starts = text.special[:1] == [True] and text.ids[0] != end
+        start = [] if starts else [config.decoder_start_token_id]
+        ends = text.ids[-1:] == [end]
+        kept = text.take(range(len(text) - ends))
+        ids = [*start, *kept.ids]
+        special = [True] * len(start) + kept.special
+        rows.append(Encoded({"input_ids": ids}, special).beginning(limit))
     read, special = _rows(loaded, rows)
     types, mask = loaded.token_types(read["input_ids"], special), read["attention_mask"].bool()
     batch.shifted = Tokens(mask, types, batch.groups, batch.special_tokens).on(loaded.device)

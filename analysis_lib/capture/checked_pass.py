@@ -228,13 +228,15 @@ def _prove_scores(within: float, activations: Activations) -> None:
     key = activations.spaces["key"].values
     key = key.repeat_interleave(scores.query.shape[1] // key.shape[1], 1)
     counted = scores.visibility.queries.counted[:, None, :, None]
-    asked = scores.visibility.over_queries(scores.query * counted)
-    by_key = key * (asked if scores.position_query is None else asked + scores.position_query)
-    wanted, size = (
+    queries = scores.visibility.over_queries(scores.query * counted)
+    if scores.position_query is not None:
+        queries = queries + scores.position_query
+    by_key = key * queries
+    expected, size = (
         scores.by_type(part.sum(-1, keepdim=True)).squeeze(-1) for part in (by_key, by_key.abs())
     )
-    found = sum(term for name, term in scores.terms.items() if name != "position")
-    if ((found - wanted).abs() > within * size).any():
+    total = sum(term for name, term in scores.terms.items() if name != "position")
+    if ((total - expected).abs() > within * size).any():
         raise NotLinear("what its scores are made of does not add up to them")
 
 

@@ -73,20 +73,18 @@ def captured_pass(
             output = given.output
             blocks.finish(output)
         if comparing:
-            plain, last, ids = (
-                plain or given,
-                blocks.layer.activations,
-                batch.inputs.get("input_ids"),
-            )
+            plain = plain or given
+            last = blocks.layer.activations
+            ids = batch.inputs.get("input_ids")
             count = last.tokens.mask.shape[1]
             vectors = [_by_token(given_out(part.output), count) for part in (given, plain)]
             tokens = blocks.layer.tokens_of(vectors[0].shape[1]).on(vectors[0].device)
-            found = compared(given, plain, vectors, ids, tokens)
-            receive(Activations(last.layer, last.stack, "", last.tokens, output=found))
+            output_change = compared(given, plain, vectors, ids, tokens)
+            receive(Activations(last.layer, last.stack, "", last.tokens, output=output_change))
         if MASKED in needs:
             last = blocks.layer.activations
-            found = _of_masked(loaded, batch, maps, changes)
-            receive(Activations(last.layer, last.stack, "", last.tokens, output=found))
+            predictions = _of_masked(loaded, batch, maps, changes)
+            receive(Activations(last.layer, last.stack, "", last.tokens, output=predictions))
     if blocks.missed and (changes or needs & OF_ATTENTION):
         count = sum(1 for _ in loaded.attending)
         raise NotCaptured(
@@ -197,8 +195,8 @@ class _Blocks:
                     yield from self.projections.attach(module, spec, changing=False)
                     yield from self._attend(module, spec)
                     self.interface.beside[module] = next(numbers), name
-            for place, block in enumerate(blocks):
-                spec = stack.attention_of(place)
+            for index, block in enumerate(blocks):
+                spec = stack.attention_of(index)
                 # Before each block, not only the first: blocks that share weights run in any order.
                 yield block.register_forward_pre_hook(
                     partial(self._before, stack, names[block]), with_kwargs=True

@@ -73,8 +73,8 @@ class Settings:
     @property
     def norms_below(self) -> float | None:
         """The multiple of the median norm below which tokens count; None where all do."""
-        found = re.fullmatch(r"norm<([0-9]+\.?[0-9]*|\.[0-9]+)x", self.tokens)
-        return float(found[1]) if found else None
+        multiple = re.fullmatch(r"norm<([0-9]+\.?[0-9]*|\.[0-9]+)x", self.tokens)
+        return float(multiple[1]) if multiple else None
 
 
 @dataclass
@@ -174,11 +174,11 @@ class Batch:
         Raises:
             AnalysisError: it has made something that the model does not take.
         """
-        inputs = {name: torch.cat([each[name] for each in prepared]) for name in prepared[0]}
-        inputs = {
-            n: v.to(loaded.device, loaded.model.dtype if v.is_floating_point() else None)
-            for n, v in inputs.items()
-        }
+        inputs = {}
+        for name in prepared[0]:
+            values = torch.cat([item[name] for item in prepared])
+            dtype = loaded.model.dtype if values.is_floating_point() else None
+            inputs[name] = values.to(loaded.device, dtype)
         refuse_untaken(loaded, inputs)
         lengths = None if lengths is None else torch.tensor(lengths, device=loaded.device)
         return cls(inputs, tuple(groups), settings.special_tokens, lengths=lengths, steps=steps)

@@ -146,51 +146,54 @@ def _directions(given: object) -> str | int | tuple[tuple[float, ...], ...] | No
     if not torch.is_tensor(given) and not isinstance(given, np.ndarray):
         given = in_order("directions", given, wanted)
     try:
-        vectors = [torch.as_tensor(one, dtype=torch.float64) for one in given]
-        if vectors and not any(one.dim() for one in vectors):
+        vectors = [torch.as_tensor(vector, dtype=torch.float64) for vector in given]
+        if vectors and not any(vector.dim() for vector in vectors):
+            # The numbers of a single vector.
             vectors = [torch.stack(vectors)]
-        if {one.dim() for one in vectors} - {1} or not all(
-            one.isfinite().all() and one.any() for one in vectors
-        ):
-            raise ValueError
-        if len({len(one) for one in vectors}) > 1:
+        for vector in vectors:
+            if vector.dim() != 1 or not vector.isfinite().all() or not vector.any():
+                raise ValueError
+        if len({len(vector) for vector in vectors}) > 1:
             raise ValueError
     except (TypeError, ValueError, RuntimeError):
         raise AnalysisError(
             f"directions are not finite, zero, or not of one length: give {wanted}"
         ) from None
-    return tuple(tuple(one.tolist()) for one in vectors)
+    return tuple(tuple(vector.tolist()) for vector in vectors)
 
 
 def interventions(given: object) -> tuple[Replace, ...]:
-    """What is given as an intervention: one, several in order, or mappings as of a file; those that
-    change nothing go.
+    """The replacements that are given: one, several in order, or mappings as of a file.
+
+    Those that change nothing are left out.
 
     Raises:
         AnalysisError: it is none.
     """
     if given is None:
         return ()
-    is_single = isinstance(given, Replace) or hasattr(given, "keys")
-    several = (
-        [given]
-        if is_single
-        else in_order("the intervention", given, "Replace(...), or several in a list")
-    )
-    found, names = [], [field.name for field in fields(Replace)]
-    for one in several:
-        if hasattr(one, "keys"):
-            if strange := [name for name in one if name not in names]:
-                raise AnalysisError(
-                    f"an intervention has no {shown(strange[0])}: give {', '.join(names)}"
-                )
-            if "where" not in one:
-                raise AnalysisError(f"an intervention says where: give one of {', '.join(SITES)}")
-            one = Replace(**one)
-        if not isinstance(one, Replace):
-            raise AnalysisError(f"an intervention is a {type(one).__name__}: give Replace(...)")
-        found += [] if one.empty else [one]
-    return tuple(found)
+    if isinstance(given, Replace) or hasattr(given, "keys"):
+        given = [given]
+    several = in_order("the intervention", given, "Replace(...), or several in a list")
+    replacements = []
+    for each in several:
+        replacement = _from_mapping(each) if hasattr(each, "keys") else each
+        if not isinstance(replacement, Replace):
+            kind = type(replacement).__name__
+            raise AnalysisError(f"an intervention is a {kind}: give Replace(...)")
+        if not replacement.empty:
+            replacements.append(replacement)
+    return tuple(replacements)
+
+
+def _from_mapping(given: Mapping[str, object]) -> Replace:
+    names = [field.name for field in fields(Replace)]
+    for name in given:
+        if name not in names:
+            raise AnalysisError(f"an intervention has no {shown(name)}: give {', '.join(names)}")
+    if "where" not in given:
+        raise AnalysisError(f"an intervention says where: give one of {', '.join(SITES)}")
+    return Replace(**given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,10 +233,10 @@ class Change:
         if self.replace.tokens is None:
             return tokens.mask
         wanted = [TOKEN_TYPES.index(kind) for kind in self.replace.tokens]
-        found = torch.isin(tokens.types, torch.tensor(wanted, device=tokens.types.device))
+        chosen = torch.isin(tokens.types, torch.tensor(wanted, device=tokens.types.device))
         if "first" in self.replace.tokens:
-            found[:, 0] = True
-        return found & tokens.mask
+            chosen[:, 0] = True
+        return chosen & tokens.mask
 
     def __call__(
         self,
@@ -242,10 +245,12 @@ class Change:
         draws: torch.Generator,
     ) -> Tensor:
         """The changed vectors."""
-        replace, chosen = self.replace, self.chosen(tokens)
+        replace = self.replace
+        chosen = self.chosen(tokens)
         if not chosen.any():
             return values
-        given = wide(values if values.dim() == 4 else values.unsqueeze(1))
+        by_head = values if values.dim() == 4 else values.unsqueeze(1)
+        given = wide(by_head)
         half = torch.tensor(
             [2 if replace.of == "same" else 1 - group % 2 for group in tokens.groups]
         )
@@ -258,9 +263,8 @@ class Change:
             named = torch.zeros(given.shape[-1], dtype=torch.bool, device=given.device)
             named[list(replace.dimensions)] = True
             new = torch.where(named != replace.but, new, given)
-        return (
-            torch.where(chosen[:, None, :, None], new, given).reshape(values.shape).to(values.dtype)
-        )
+        changed = torch.where(chosen[:, None, :, None], new, given)
+        return changed.reshape(values.shape).to(values.dtype)
 
     def _new(
         self, given: Tensor, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator
@@ -292,25 +296,24 @@ class Change:
     ) -> Tensor:
         """For each token, a vector of another text."""
         pools = self.gathered.pools
-        found = pools[0][0].new_zeros(*chosen.shape, *pools[0][0].shape[1:])
-        kinds = (
-            tokens.types.cpu()
-            if self.replace.by == "other_of_type"
-            else torch.zeros_like(chosen, dtype=torch.long)
-        )
+        first, _ = pools[0]
+        others = first.new_zeros(*chosen.shape, *first.shape[1:])
+        kinds = torch.zeros_like(chosen, dtype=torch.long)
+        if self.replace.by == "other_of_type":
+            kinds = tokens.types.cpu()
         for utterance, group in enumerate(tokens.groups):
             for kind in kinds[utterance][chosen[utterance]].unique().tolist():
                 vectors, groups = pools[kind]
-                theirs = (groups != group) & (
-                    (half[utterance] == 2) | (groups % 2 == half[utterance])
-                )
-                candidates = theirs.nonzero().flatten()
+                in_half = (half[utterance] == 2) | (groups % 2 == half[utterance])
+                candidates = ((groups != group) & in_half).nonzero().flatten()
                 if not len(candidates):
-                    raise self._lacking(kind if len(pools) > 1 else len(TOKEN_TYPES))
-                places = (chosen[utterance] & (kinds[utterance] == kind)).nonzero().flatten()
-                drawn = torch.randint(len(candidates), (len(places),), generator=draws)
-                found[utterance, places] = vectors[candidates[drawn]]
-        return found
+                    missing = kind if len(pools) > 1 else len(TOKEN_TYPES)
+                    raise self._lacking(missing)
+                is_kind = kinds[utterance] == kind
+                positions = (chosen[utterance] & is_kind).nonzero().flatten()
+                drawn = torch.randint(len(candidates), (len(positions),), generator=draws)
+                others[utterance, positions] = vectors[candidates[drawn]]
+        return others
 
     def _lacking(self, kind: int) -> AnalysisError:
         return AnalysisError(
@@ -344,8 +347,8 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self._at)
 
-    def __contains__(self, place: tuple[str, int]) -> bool:
-        return place in self._at
+    def __contains__(self, site_and_layer: tuple[str, int]) -> bool:
+        return site_and_layer in self._at
 
     @property
     def reads(self) -> bool:
@@ -364,14 +367,17 @@ class Changes:
         Raises:
             AnalysisError: they are not those of the tokens, as in attention by windows.
         """
-        for place, change in enumerate(self._at.get((where, layer), ())):
+        for index, change in enumerate(self._at.get((where, layer), ())):
             if not fits(values, tokens):
                 raise AnalysisError(f"{where} of layer {layer} {MISFIT}")
-            seed = zlib.crc32(repr((change.replace.seed, where, layer, place)).encode(), texts())
+            known = change.replace.seed, where, layer, index
+            seed = zlib.crc32(repr(known).encode(), texts())
             values = change(values, tokens, torch.Generator().manual_seed(seed))
         return values
 
     def masked(self, layer: int, keys: Tokens) -> Bool[Tensor, "utterance token"] | None:
         """The tokens that are no keys in a layer; None if all are."""
-        found = [change.chosen(keys) for change in self._at.get(("weights", layer), ())]
-        return torch.stack(found).any(0) if found else None
+        changes = self._at.get(("weights", layer), ())
+        if not changes:
+            return None
+        return torch.stack([change.chosen(keys) for change in changes]).any(0)

@@ -90,10 +90,11 @@ def _prediction(
 ) -> tuple[Tensor, Tensor]:
     loss, kl = (wanted.new_zeros(wanted.shape, dtype=torch.float64) for _ in range(2))
     # One text at a time: words are many.
-    for place, words in enumerate(wanted):
-        log, before = (wide(part.logits[place]).log_softmax(-1) for part in (given, plain))
-        loss[place] = -log.gather(-1, words.unsqueeze(-1)).squeeze(-1)
-        kl[place] = (before.exp() * (before - log)).sum(-1)
+    for text, words in enumerate(wanted):
+        log = wide(given.logits[text]).log_softmax(-1)
+        before = wide(plain.logits[text]).log_softmax(-1)
+        loss[text] = -log.gather(-1, words.unsqueeze(-1)).squeeze(-1)
+        kl[text] = (before.exp() * (before - log)).sum(-1)
     return loss, kl
 
 
@@ -115,11 +116,12 @@ def masking(loaded: LoadedModel, batch: Batch) -> tuple[Batch, Bool[Tensor, "utt
     special = torch.tensor(loaded.processor.all_special_ids, device=ids.device)
     words = batch.tokens.on(ids.device).mask & ~torch.isin(ids, special)
     chosen = torch.zeros_like(words)
-    for place, own in enumerate(words.cpu()):
-        text = ids[place].cpu()[own]
+    for index, own in enumerate(words.cpu()):
+        text = ids[index].cpu()[own]
         draws = torch.Generator().manual_seed(zlib.crc32(text.numpy().tobytes()))
-        order = torch.randperm(len(text), generator=draws)[: max(1, round(PREDICTED * len(text)))]
-        chosen[place, own.nonzero().squeeze(-1)[order].to(ids.device)] = True
-    return replace(
-        batch, inputs=batch.inputs | {"input_ids": ids.masked_fill(chosen, mask)}
-    ), chosen
+        count = max(1, round(PREDICTED * len(text)))
+        order = torch.randperm(len(text), generator=draws)[:count]
+        positions = own.nonzero().squeeze(-1)[order]
+        chosen[index, positions.to(ids.device)] = True
+    masked = batch.inputs | {"input_ids": ids.masked_fill(chosen, mask)}
+    return replace(batch, inputs=masked), chosen

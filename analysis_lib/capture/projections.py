@@ -168,8 +168,8 @@ def key_projection(
     fused: str | None,
     heads: int,
     key_heads: int,
-    asked: Tensor | None = None,
-    answered: Tensor | None = None,
+    inputs: Tensor | None = None,
+    outputs: Tensor | None = None,
 ) -> tuple[Float[Tensor, "head head_dim width"], Float[Tensor, "head head_dim"] | None]:
     """W_K and b_K (or None) of each head of keys: k = W_K x + b_K, before any norm or rotation.
 
@@ -178,12 +178,13 @@ def key_projection(
         fused: how it holds those of the heads, see :class:`~analysis_lib.models.parts.Attention`.
         heads: of queries.
         key_heads: of keys.
-        asked: what it has read, for one that only its answers tell.
-        answered: what it gave.
+        inputs: what it has read, for one that only its outputs tell.
+        outputs: what it gave.
     """
-    weight, bias = (
-        _weights(projection) if is_plain(projection) else _applied(projection, asked, answered)
-    )
+    if is_plain(projection):
+        weight, bias = _weights(projection)
+    else:
+        weight, bias = _applied(projection, inputs, outputs)
     of_heads = split_keys(wide(weight).T, fused, heads, key_heads).permute(1, 2, 0)
     return of_heads, None if bias is None else split_keys(wide(bias), fused, heads, key_heads)
 
@@ -209,26 +210,29 @@ def _weights(
 
 
 def _applied(
-    projection: nn.Module, asked: Tensor, answered: Tensor
+    projection: nn.Module, inputs: Tensor, outputs: Tensor
 ) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
-    """W and b (or None) of y = W x + b: the columns of W are the answers to unit vectors less that
-    to zero, b.
+    """W and b (or None) of y = W x + b.
+
+    The columns of W are the outputs of unit vectors less that of zero, b.
 
     Raises:
-        NotLinear: what it has answered is not W x + b.
+        NotLinear: what it gave is not W x + b.
     """
 
     def error(weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Of what W and b make of what was asked; as a share of the largest answer."""
-        made = wide(asked) @ wide(weight).T + (0 if bias is None else wide(bias))
-        return (made - answered).abs().max() / answered.abs().max()
+        """Of what W and b make of the inputs; as a share of the largest output."""
+        made = wide(inputs) @ wide(weight).T
+        if bias is not None:
+            made = made + wide(bias)
+        return (made - outputs).abs().max() / outputs.abs().max()
 
-    within = torch.finfo(asked.dtype).eps ** 0.5
+    within = torch.finfo(inputs.dtype).eps ** 0.5
     # Hooks that only look on are not disturbed.
     if type(projection) in PLAIN and error(*(own := _weights(projection))) <= within:
         return own
-    width = asked.shape[-1]
-    units = asked.new_zeros(1, width + 1, width)
+    width = inputs.shape[-1]
+    units = inputs.new_zeros(1, width + 1, width)
     # Long ones: the answer to zero may be larger than what a unit adds to it.
     units[0, 1:].fill_diagonal_(UNIT)
     try:
@@ -256,8 +260,8 @@ def projected_by_head(
     these.
     """
     if spec.fused:
-        sizes, place = ((heads, 3, -1), -2) if spec.fused == "by_head" else ((3, heads, -1), -3)
-        parts = [*projected["key"].unflatten(-1, sizes).unbind(place)]
+        sizes, axis = ((heads, 3, -1), -2) if spec.fused == "by_head" else ((3, heads, -1), -3)
+        parts = [*projected["key"].unflatten(-1, sizes).unbind(axis)]
         # DeBERTa adds biases to queries and values after its one projection, and has none for keys.
         for part, name in ((0, "q_bias"), (2, "v_bias")):
             if hasattr(module, name):

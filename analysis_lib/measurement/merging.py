@@ -32,7 +32,7 @@ class Merging:
         self.shards = 0
 
     @property
-    def places(self) -> dict[str, list[Metric]]:
+    def parts(self) -> dict[str, list[Metric]]:
         """Where sums are, by name."""
         return {"metrics": self.metrics, "branch": self.branch}
 

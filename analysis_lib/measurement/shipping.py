@@ -62,10 +62,9 @@ class Shipped(LazyTables):
 
     @property
     def code_warning(self) -> str:
-        """For a page to show: that the tables may not be what the code gives today, or an empty
-        text.
-        """
-        return code_warning([] if self.is_current else [title(self.run["model"])])
+        """For a page: that the code of today may give other tables; empty where it does not."""
+        outdated = [] if self.is_current else [title(self.run["model"])]
+        return code_warning(outdated)
 
     @property
     def is_current(self) -> bool:
@@ -87,16 +86,18 @@ def shipped_twin(
     written = json.loads(json.dumps(asdict(settings)))
     of_vectors = [written, written | {"maps": None}]
     for path in sorted(home().glob("untrained/*/run.json")):
-        found = Shipped(path.parent)
-        named = [found.run[key] for key in ("model", "data_sha256")] == [name, corpus.sha256]
-        if not named or found.run["settings"] not in of_vectors or not found.is_current:
+        tables = Shipped(path.parent)
+        run = tables.run
+        if run["model"] != name or run["data_sha256"] != corpus.sha256:
             continue
-        recorded = found.run["formulas"]["metrics"]
+        if run["settings"] not in of_vectors or not tables.is_current:
+            continue
+        recorded = run["formulas"]["metrics"]
         if any(recorded.get(metric) != known for metric, known in wanted.items()):
             continue
         # Last: weights in a folder have to be read for it.
-        if found.run["model_revision"] == revision_of(name):
-            return found
+        if run["model_revision"] == revision_of(name):
+            return tables
     return None
 
 

@@ -196,9 +196,9 @@ class Progress:
         if stored is not None:
             merging.report = stored.report
             merging.shards = self.merged = int(stored.more["merged"])
-            for place, held in merging.places.items():
-                for metric in held:
-                    sums = stored.sums.get(f"{place} {metric.name}")
+            for name, part in merging.parts.items():
+                for metric in part:
+                    sums = stored.sums.get(f"{name} {metric.name}")
                     metric.merge(metric.fresh(sums))
         return merging
 
@@ -209,9 +209,9 @@ class Progress:
             return
         started = time.monotonic()
         sums = {}
-        for place, held in merging.places.items():
-            for metric in held:
-                sums[f"{place} {metric.name}"] = metric.arrays()
+        for name, part in merging.parts.items():
+            for metric in part:
+                sums[f"{name} {metric.name}"] = metric.arrays()
         _write(self._entry, self.path.name, sums, merging.report, merged=merging.shards)
         self.merged = merging.shards
         # Of a large model the file is large, too: writing it takes a small share of the time.

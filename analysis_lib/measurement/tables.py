@@ -63,10 +63,10 @@ class Report(Reading):
         """What is known of one corpus from two passes over it, whose metrics looked at other
         spaces.
         """
-        layers = [
-            {name: mine if mine is not None else theirs[name] for name, mine in row.items()}
-            for row, theirs in zip(self.layers or other.layers, other.layers, strict=True)
-        ]
+        layers = []
+        for mine, theirs in zip(self.layers or other.layers, other.layers, strict=True):
+            known = {name: value for name, value in mine.items() if value is not None}
+            layers.append(theirs | known)
         dictionaries = {
             "zero_vectors": self.zero_vectors | other.zero_vectors,
             "long": self.long | other.long,
@@ -188,9 +188,9 @@ class Plain:
     number: Statistic
     smooth: bool = field(default=True, kw_only=True)
 
-    def told(self, found: list[Estimate]) -> list[Estimate]:
-        """What the intervals of the numbers say."""
-        return found
+    def judged(self, estimates: list[Estimate]) -> list[Estimate]:
+        """The estimates of the statistic, from those of its numbers."""
+        return estimates
 
 
 @dataclass(frozen=True)
@@ -222,9 +222,11 @@ def largest(statistic: Statistic) -> Chosen:
         raise AnalysisError(f"a statistic is {shown(statistic)}: give a function of the tables")
 
     def choose(*tables: Mapping[str, pd.DataFrame]) -> Any:
-        found = statistic(*tables)
-        found = (found.min(skipna=False) if isinstance(found, pd.DataFrame) else found).dropna()
-        return found.idxmax() if len(found) else None
+        numbers = statistic(*tables)
+        if isinstance(numbers, pd.DataFrame):
+            numbers = numbers.min(skipna=False)
+        numbers = numbers.dropna()
+        return numbers.idxmax() if len(numbers) else None
 
     return Chosen(
         lambda *given: math.nan if given[-1] is None else statistic(*given[:-1])[given[-1]], choose
@@ -246,8 +248,8 @@ class Ratio:
         over, under = self.both(*tables)
         return [over / under if under else math.nan, under]
 
-    def told(self, found: list[Estimate]) -> Estimate:
-        ratio, under = found
+    def judged(self, estimates: list[Estimate]) -> Estimate:
+        ratio, under = estimates
         return ratio if under.side(0) in ("above", "below") else Estimate(math.nan)
 
 
@@ -345,47 +347,39 @@ class Tables(LazyTables):
                 raise AnalysisError(
                     f"another measurement is {shown(other)}: give the tables of measure"
                 )
-        measured, groups = (self, *others), self.groups
         if any(other.run["data_sha256"] != self.run["data_sha256"] for other in others):
             raise AnalysisError(
                 "the measurements are of different texts: measure one corpus with every model"
             )
-
+        measured = (self, *others)
         # The sums of layers are put together once for all tables without some groups.
         leaving_out = functools.cache(operator.methodcaller("leaving_out"))
 
-        def without(*left_out: int) -> list[LazyTables]:
+        def without(*left_out: int) -> Sequence[LazyTables]:
+            if not left_out:
+                return measured
             make = lambda part: leaving_out(part)(*left_out)  # noqa: E731
-            return [LazyTables(t._parts, make, t.layers) for t in measured]
+            return [LazyTables(tables._parts, make, tables.layers) for tables in measured]
 
-        known = {
-            name: s if isinstance(s, Plain | Ratio) else Plain(s) for name, s in statistics.items()
-        }
-        # What is chosen on every other group is judged on the rest.
-        halves = (groups[::2], groups[1::2]) if len(groups) > 3 else ((), groups)
-        choosing = {name: s for name, s in known.items() if isinstance(s, Chosen)}
-        chooser = (without(*halves[1]) if halves[0] else measured) if choosing else ()
-        choices = {name: s.choose(*chooser) for name, s in choosing.items()}
-        found = {}
-        for chosen, left_out, over in ((False, (), groups), (True, *halves)):
-            some = {name: s for name, s in known.items() if (name in choices) == chosen}
-            if not some:
-                continue
-
-            def numbers(*t: LazyTables, some: Mapping = some) -> list[np.ndarray]:
-                called = (
-                    s.number(*t, *([choices[name]] if name in choices else []))
-                    for name, s in some.items()
-                )
-                return [_as_numbers(values) for values in called]
-
-            whole = numbers(*(without(*left_out) if left_out else measured))
-            # Without its only group there is nothing to compute a number from.
-            rest = [numbers(*without(*left_out, group)) for group in over if len(over) > 1]
-            for place, (name, s) in enumerate(some.items()):
-                estimates = jackknife(whole[place], [values[place] for values in rest], s.smooth)
-                found[name] = s.told(estimates) if isinstance(estimates, list) else estimates
-        return {name: found[name] for name in statistics}
+        plain = {}
+        chosen = {}
+        for name, statistic in statistics.items():
+            if isinstance(statistic, Chosen):
+                chosen[name] = statistic
+            else:
+                is_plain = not isinstance(statistic, Plain | Ratio)
+                plain[name] = Plain(statistic) if is_plain else statistic
+        groups = self.groups
+        estimates = {}
+        if plain:
+            estimates |= _jackknifed(plain, without, (), groups)
+        if chosen:
+            # What is chosen on every other group is judged on the rest.
+            half, rest = (groups[::2], groups[1::2]) if len(groups) > 3 else ((), groups)
+            of_half = without(*rest) if half else measured
+            choices = {name: statistic.choose(*of_half) for name, statistic in chosen.items()}
+            estimates |= _jackknifed(chosen, without, half, rest, choices)
+        return {name: estimates[name] for name in statistics}
 
     def leave_out_what_fails(self) -> dict[str, str]:
         """Make every table; those that too little was read for are no more among them: by name,
@@ -410,6 +404,41 @@ class Tables(LazyTables):
             self.run,
             form,
         )
+
+
+def _jackknifed(
+    statistics: Mapping[str, Plain | Ratio],
+    without: Callable[..., Sequence[Mapping]],
+    left_out: Sequence[int],
+    groups: Sequence[int],
+    choices: Mapping[str, object] | None = None,
+) -> dict[str, Estimate | list[Estimate]]:
+    """The estimates of several statistics, by name.
+
+    Args:
+        without: gives the tables without some groups.
+        left_out: groups that are in none of the tables.
+        groups: those of which the jackknife leaves one out at a time.
+        choices: what each statistic is given after the tables, by name.
+    """
+
+    def numbers(*without_groups: int) -> dict[str, np.ndarray]:
+        tables = without(*without_groups)
+        values = {}
+        for name, statistic in statistics.items():
+            given = tables if choices is None else (*tables, choices[name])
+            values[name] = _as_numbers(statistic.number(*given))
+        return values
+
+    whole = numbers(*left_out)
+    # Without its only group there is nothing to compute a number from.
+    replicates = [numbers(*left_out, group) for group in groups if len(groups) > 1]
+    estimates = {}
+    for name, statistic in statistics.items():
+        values = [replicate[name] for replicate in replicates]
+        estimate = jackknife(whole[name], values, statistic.smooth)
+        estimates[name] = statistic.judged(estimate) if isinstance(estimate, list) else estimate
+    return estimates
 
 
 def _as_numbers(values: object) -> np.ndarray:

@@ -59,8 +59,8 @@ class GroupSums(NamedTuple):
         sums = []
         for group in groups:
             if group in self.groups:
-                place = self.groups.index(group)
-                sums.append(self.values[place])
+                index = self.groups.index(group)
+                sums.append(self.values[index])
         return sums
 
 
@@ -102,10 +102,10 @@ class LayerSums(Mapping[Name, np.ndarray]):
         shape = len(self.left_out), *total.shape
         replicates = np.empty(shape)
         replicates[:] = total
-        for place, groups in enumerate(self.left_out):
+        for index, groups in enumerate(self.left_out):
             left_out = sums.of(groups)
             if left_out:
-                replicates[place] -= functools.reduce(operator.add, left_out)
+                replicates[index] -= functools.reduce(operator.add, left_out)
         return replicates
 
     def __iter__(self) -> Iterator[Name]:
@@ -256,19 +256,18 @@ class Metric(ABC):
         arrays = self.arrays()
         if not arrays:
             raise AnalysisError(f"{self.name}: nothing was measured")
-        by_place = defaultdict(dict)
+        by_layer = defaultdict(dict)
         for (*words, layer), sums in arrays.items():
             space = ""
             if len(words) > 1 and words[1] in VECTOR_SPACES:
                 space = words.pop(1)
             rank = VECTOR_SPACES.index(space or "hidden")
-            place = rank, layer, space
             name = words[0] if len(words) == 1 else tuple(words)
-            by_place[place][name] = sums
+            by_layer[rank, layer, space][name] = sums
         layers = []
-        for place in sorted(by_place):
-            _, layer, space = place
-            layers.append(LayerSums(layer, space, by_place[place]))
+        for rank_and_place, sums in sorted(by_layer.items(), key=operator.itemgetter(0)):
+            _, layer, space = rank_and_place
+            layers.append(LayerSums(layer, space, sums))
         return layers
 
     def _table(
@@ -355,10 +354,10 @@ class Metric(ABC):
         point, *parts = map(np.asarray, replicates)
         if self.counts is not None:
             every, *counts = np.broadcast_to(columns[self.counts], shape)
-            for place, count in enumerate(counts):
+            for index, count in enumerate(counts):
                 has_no_part = count == every
                 if has_no_part.any():
-                    parts[place] = np.ma.array(parts[place], mask=has_no_part)
+                    parts[index] = np.ma.array(parts[index], mask=has_no_part)
         low, high = jackknife_interval(point, parts, self.smooth)
         if self.limits is not None:
             low = low.clip(*self.limits)

@@ -369,10 +369,10 @@ def seed_and_unit_interval(estimates: Iterable[Estimate]) -> Estimate:
     3.00 [0.80, 5.20]
     """
     estimates = [*estimates]
-    mean = seed_interval(found.value for found in estimates)
+    mean = seed_interval(estimate.value for estimate in estimates)
     # An interval of no width is none: it adds nothing to the other, and moves no centre.
-    widths = [found.ci_high - found.ci_low for found in estimates]
-    biases = [found.value - found.centre for found in estimates]
+    widths = [estimate.ci_high - estimate.ci_low for estimate in estimates]
+    biases = [estimate.value - estimate.centre for estimate in estimates]
     over_units = np.nan_to_num(widths).mean() / 2
     over_seeds = np.nan_to_num((mean.ci_high - mean.ci_low) / 2)
     reach = math.hypot(over_seeds, over_units)

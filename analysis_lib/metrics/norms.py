@@ -90,18 +90,18 @@ def _norm_of_rank(
         up_to: how many norms there are up to each bin.
     """
     reaches = up_to >= rank[..., None]
-    place = reaches.argmax(-1, keepdims=True)
-    inside = np.take_along_axis(counts, place, -1)[..., 0]
-    before = np.take_along_axis(up_to, place, -1)[..., 0] - inside
+    bins = reaches.argmax(-1, keepdims=True)
+    inside = np.take_along_axis(counts, bins, -1)[..., 0]
+    before = np.take_along_axis(up_to, bins, -1)[..., 0] - inside
     share = means_of(rank - 0.5 - before, inside)
-    return _norm(place[..., 0] + share - 0.5)
+    return _norm(bins[..., 0] + share - 0.5)
 
 
 def _norm(
-    place: np.ndarray | np.integer | int,
+    bins: np.ndarray | np.integer | int,
 ) -> np.ndarray:
     """The middle of a bin."""
-    octaves = (np.asarray(place) + 0.5) / PER_OCTAVE
+    octaves = (np.asarray(bins) + 0.5) / PER_OCTAVE
     return np.asarray(2.0 ** (LOWEST + octaves))
 
 
@@ -110,8 +110,8 @@ def norm_bins(
 ) -> Int[Tensor, "*place"]:
     """The bins in which norms are counted."""
     octaves = norms.double().log2() - LOWEST
-    place = (octaves * PER_OCTAVE).nan_to_num(0, BINS - 1, 0)
-    return place.floor().clamp(0, BINS - 1).long()
+    bins = (octaves * PER_OCTAVE).nan_to_num(0, BINS - 1, 0)
+    return bins.floor().clamp(0, BINS - 1).long()
 
 
 class TokenNorms(Metric):

@@ -31,7 +31,7 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
     if isinstance(metrics, str):
         common = [name for name, metric in METRICS.items() if not metric.on_request]
         metrics = common if metrics == "all" else [name.strip() for name in metrics.split(",")]
-    found: dict[str, Metric] = {}
+    accumulators: dict[str, Metric] = {}
     named = set()
     for metric in in_order("metrics", metrics, WANTED):
         if isinstance(metric, type) and issubclass(metric, Metric):
@@ -51,7 +51,7 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
                 continue
             named.add(metric)
             metric = METRICS[metric]()
-        if metric.name in found:
+        if metric.name in accumulators:
             raise AnalysisError(
                 f"two metrics are called {metric.name}: give each a name of its own"
             )
@@ -59,7 +59,7 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
             raise AnalysisError(
                 f"a metric is called {metric.name!r}, as is its table: give letters, digits and _"
             )
-        found[metric.name] = metric.fresh()
-    if not found:
+        accumulators[metric.name] = metric.fresh()
+    if not accumulators:
         raise AnalysisError(f"no metric was asked for: give some of {', '.join(METRICS)}, or all")
-    return list(found.values())
+    return list(accumulators.values())

@@ -40,8 +40,8 @@ class ScoreContributions(Metric):
             return
         scores, layer = activations.scores, activations.layer
         # Apart, since most types never occur: in a large model, these are the largest sums of all.
-        for place, kind in enumerate(scores.visibility.keys.kinds):
-            of_kind = scores.contributions[:, :, place]
+        for index, kind in enumerate(scores.visibility.keys.kinds):
+            of_kind = scores.contributions[:, :, index]
             self.add_runs(("sum", kind, layer), of_kind, activations)
         self.add(("pairs", layer), scores.visibility.pairs, activations)
 

@@ -102,13 +102,13 @@ class EfficientNetLiteModel(EfficientNetLitePreTrainedModel):
         blocks, channels = [], config.stem_width
         stages = (config.repeats, config.widths, config.kernels, config.strides, config.expansions)
         for repeats, width, kernel, stride, expansion in zip(*stages, strict=True):
-            for i in range(repeats):
+            for _ in range(repeats):
                 blocks.append(
-                    EfficientNetLiteBlock(
-                        channels, width, kernel, 1 if i else stride, expansion, eps
-                    )
+                    EfficientNetLiteBlock(channels, width, kernel, stride, expansion, eps)
                 )
                 channels = width
+                # The first block of a stage alone makes the map smaller.
+                stride = 1
         self._blocks = nn.ModuleList(blocks)
         self._conv_head = SameConv2d(channels, config.head_width, 1)
         self._bn1 = nn.BatchNorm2d(config.head_width, eps=eps)

@@ -142,9 +142,8 @@ class SelfAttentionModel(SelfAttentionPreTrainedModel):
         for layer in self.layers:
             hidden, layer_weights = layer(hidden, mask)
             weights.append(layer_weights)
-        return BaseModelOutput(
-            last_hidden_state=hidden, attentions=None if None in weights else tuple(weights)
-        )
+        attentions = None if None in weights else tuple(weights)
+        return BaseModelOutput(last_hidden_state=hidden, attentions=attentions)
 
 
 class SelfAttentionForSequenceClassification(SelfAttentionPreTrainedModel):

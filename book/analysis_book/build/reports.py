@@ -45,7 +45,7 @@ from analysis_lib.corpora.sharing import data_name, data_to_share, path_to_share
 from analysis_lib.errors import BEGINS_ANEW, CONTINUES, AnalysisError
 from analysis_lib.files import Output
 from analysis_lib.measurement.comparison import Comparison
-from analysis_lib.measurement.measuring import measure_sensible, refuse_senseless
+from analysis_lib.measurement.measuring import measure_sensible, refuse_unavailable
 from analysis_lib.measurement.stored import interruption
 from analysis_lib.measurement.tables import Tables
 from analysis_lib.models import LoadedModel
@@ -160,7 +160,7 @@ def build_report(
     checked_options("float32", device)
     corpus = load_corpus(data, limit, seed, units=units)
     for name in models:
-        refuse_senseless(name, corpus, "all", Settings(), workers)
+        refuse_unavailable(name, corpus, "all", Settings(), workers)
     steps, lasting = _steps(models), store.measurements_directory() is not None
     with _scratch(out) as scratch, _kept(scratch):
         every, about = {}, {}
