@@ -110,7 +110,8 @@ def _notes() -> Iterator[None]:
     """What the library has to say goes to standard error, once, whatever other libraries do with
     their logs.
     """
-    logger, handler = logging.getLogger("analysis_lib"), logging.StreamHandler(sys.stderr)
+    logger = logging.getLogger("analysis_lib")
+    handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Once())
     logger.addHandler(handler)
     logger.propagate = False

@@ -87,7 +87,8 @@ def longest(loaded: LoadedModel) -> str:
 
 
 def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -> Iterator[Batch]:
-    tokenizer, limit = loaded.tokenizer, loaded.max_length
+    tokenizer = loaded.tokenizer
+    limit = loaded.max_length
     unknown = getattr(tokenizer, "unk_token_id", None)
     special = {*getattr(tokenizer, "all_special_ids", ())} - {unknown}
     sequences = []
@@ -171,7 +172,8 @@ def _pad(
     loaded: LoadedModel, texts: list[Encoded], groups: tuple[int, ...], special_tokens: bool
 ) -> Batch:
     inputs, special = _rows(loaded, texts)
-    ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
+    ids = inputs["input_ids"]
+    mask = inputs["attention_mask"].bool()
     read = [(ids, special)]
     if any(stack.tokens == "shifted" for stack in loaded.layout.stacks):
         # No token of a text stands for the one that a decoder starts with.
@@ -253,7 +255,8 @@ def _prepared(loaded: LoadedModel, item: object, **given: object) -> Mapping[str
 
 def _image_batches(loaded, images, groups, settings: Settings, reading: Reading) -> Iterator[Batch]:
     mode = "L" if getattr(loaded.model.config, "num_channels", 3) == 1 else "RGB"
-    waiting, owners = [], []
+    waiting = []
+    owners = []
     for image, group in zip(images, groups, strict=True):
         prepared = _prepared(loaded, image.load().convert(mode))
         # Processors that keep an image's proportions give each image its own size.
@@ -263,7 +266,8 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
         ].numel() > settings.tokens_per_batch * PIXELS_PER_TOKEN
         if waiting and (full or waiting[-1]["pixel_values"].shape != pixels.shape):
             yield Batch.stacked(loaded, waiting, owners, settings)
-            waiting, owners = [], []
+            waiting = []
+            owners = []
         waiting.append(prepared)
         owners.append(group)
         reading.utterances += 1
@@ -332,7 +336,8 @@ def _add_texts(loaded: LoadedModel, batch: Batch, texts: Sequence[str]) -> None:
         special = [True] * len(start) + kept.special
         rows.append(Encoded({"input_ids": ids}, special).beginning(limit))
     read, special = _rows(loaded, rows)
-    types, mask = loaded.token_types(read["input_ids"], special), read["attention_mask"].bool()
+    types = loaded.token_types(read["input_ids"], special)
+    mask = read["attention_mask"].bool()
     batch.shifted = Tokens(mask, types, batch.groups, batch.special_tokens).on(loaded.device)
     batch.inputs |= {f"decoder_{name}": values.to(loaded.device) for name, values in read.items()}
     batch.inputs["use_cache"] = False
@@ -357,7 +362,8 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
             samples, rate // common, recorded.rate // common
         ).astype("float32")
     reading.without_text += loaded.layout.reads_texts_too and not recorded.text.strip()
-    shortest, longest = _shortest(loaded), int(rate * _longest_sound(loaded))
+    shortest = _shortest(loaded)
+    longest = int(rate * _longest_sound(loaded))
     # A processor that cuts sounds may look a little beyond the end of its window, for the last
     # steps in it.
     beyond = 0 if window_of(loaded.processor) is None else rate // BEYOND
@@ -374,7 +380,8 @@ def _refuse_length(loaded: LoadedModel, sound: object, recorded: Sound) -> None:
     """Refuse a sound that is too short to make a vector, or whose text would have to be cut with
     it.
     """
-    rate, shortest = loaded.processor.sampling_rate, _shortest(loaded)
+    rate = loaded.processor.sampling_rate
+    shortest = _shortest(loaded)
     # As many as there are once it has the model's rate.
     samples = math.ceil(len(recorded.samples) * rate / recorded.rate)
     if samples < shortest:
@@ -392,7 +399,8 @@ def _refuse_length(loaded: LoadedModel, sound: object, recorded: Sound) -> None:
 
 def _shortest(loaded) -> int:
     """How many samples the model needs to make one vector."""
-    config, length = loaded.model.config, 1
+    config = loaded.model.config
+    length = 1
     if not hasattr(config, "conv_kernel"):
         # Of a spectrogram, one step; processors that do not say how long it is have one of 10 ms,
         # in windows of 25.

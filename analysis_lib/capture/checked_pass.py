@@ -208,7 +208,8 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
     tokens = batch.shifted or batch.tokens
     if tokens is not None and plain.dim() == 3 and plain.shape[:2] == tokens.mask.shape:
         mask = tokens.on(plain.device).mask
-        captured, plain = captured[mask], plain[mask]
+        captured = captured[mask]
+        plain = plain[mask]
     difference = (captured - plain).abs().max().nan_to_num(math.inf).item()
     return difference / plain.abs().max().item() if difference else 0.0
 

@@ -164,7 +164,9 @@ class _Blocks:
     """
 
     def __init__(self, loaded: LoadedModel, layer: CurrentLayer, receive: Receive, maps: str):
-        self.loaded, self.receive, self.maps = loaded, receive, maps
+        self.loaded = loaded
+        self.receive = receive
+        self.maps = maps
         self.missed: list[str] = []
         self.layer = layer
         self.projections = ProjectionHooks(layer)
@@ -229,7 +231,8 @@ class _Blocks:
     def _before(
         self, stack: Stack, name: str, _block: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
-        given, changed = first_of_call(args, kwargs), None
+        given = first_of_call(args, kwargs)
+        changed = None
         hidden = self._of_tokens(stack, given)
         if self.layer.activations is None or self.layer.activations.stack != stack.name:
             self._begin(stack, "", hidden, args)

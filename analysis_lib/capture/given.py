@@ -119,10 +119,13 @@ class LayerVectors:
     """
 
     def __init__(self, layer: int, space: str, parts: Sequence[Part]):
-        self.layer, self.space, self.parts = layer, space, parts
+        self.layer = layer
+        self.space = space
+        self.parts = parts
         self.name = f"layer {layer} ({space})"
         form = "token x width" if space in ("hidden", "final") else "token x head x dim"
-        axes, first = len(form.split(" x ")), parts[0]
+        axes = len(form.split(" x "))
+        first = parts[0]
         for part in parts:
             if part.dtype not in FLOATS.values():
                 raise AnalysisError(
@@ -203,7 +206,8 @@ class LayerVectors:
         end of a text.
         """
         lengths = [text.length for text in texts]
-        first, last = texts[0], texts[-1]
+        first = texts[0]
+        last = texts[-1]
         start, end = (
             (first.number, last.number + 1)
             if self.padded
@@ -212,7 +216,8 @@ class LayerVectors:
         pieces = []
         longest = slice(max(text.end for text in texts))
         for index in range(self.part_of(start), self.part_of(end - 1) + 1):
-            part, begin = self.parts[index], self.bounds[index]
+            part = self.parts[index]
+            begin = self.bounds[index]
             which = [slice(max(start - begin, 0), min(end - begin, part.shape[0]))]
             if self.padded:
                 which.append(longest)
@@ -255,7 +260,9 @@ class GivenVectors(Source):
         spec: None of what is in memory.
     """
 
-    kind, layout, device = "text", Layout(()), torch.device("cpu")
+    kind = "text"
+    layout = Layout(())
+    device = torch.device("cpu")
 
     def __init__(self, vectors: Mapping | Sequence | Path):
         self.name = "vectors"
@@ -417,7 +424,8 @@ class GivenVectors(Source):
         """The texts of padded vectors, each with the indices at which its row of a mask is 1."""
         for vectors in self.layers:
             vectors.refuse_mask(rows)
-        texts, start = [], 0
+        texts = []
+        start = 0
         for number, row in enumerate(rows):
             kept = tuple(np.flatnonzero(row).tolist())
             if not kept:
@@ -440,7 +448,8 @@ class GivenVectors(Source):
             longest = max(longest, text.length)
             if number > start and (number + 1 - start) * longest > settings.tokens_per_batch:
                 yield texts[start:number], tuple(groups[start:number])
-                start, longest = number, text.length
+                start = number
+                longest = text.length
         yield texts[start:], tuple(groups[start:])
 
     def check(self, batch: Batch) -> None:

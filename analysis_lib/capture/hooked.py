@@ -152,7 +152,8 @@ def disentangled_terms(
         − m) over the counted queries m: the position-to-content score of a pair is r^Q(n − m) ·
         k_n.
     """
-    count, relative = query.shape[2], arguments["relative_pos"]
+    count = query.shape[2]
+    relative = arguments["relative_pos"]
     embeddings = arguments["rel_embeddings"]
     if hasattr(module, "pos_ebd_size"):
         span = module.pos_ebd_size
@@ -238,7 +239,8 @@ def visibility_of_windows(
 
 def attention_of_windows(windows: list[Window], visibility: Visibility) -> AttentionWeights:
     """The attention of all windows, from their weights."""
-    entropies, masses = [], []
+    entropies = []
+    masses = []
     key_counts = [window.weights.shape[3] for window in windows]
     type_masks = visibility.keys.type_masks.split(key_counts, 2)
     for window, masks in zip(windows, type_masks, strict=True):

@@ -88,7 +88,8 @@ class InterfaceAttention:
         Args:
             given: the further arguments of :meth:`_captured`.
         """
-        beside, layer = self.beside.get(module), self.layer
+        beside = self.beside.get(module)
+        layer = self.layer
         if beside is None:
             if (space := self.projections.gathering) is not None:
                 self.projections.sides[space] = (
@@ -184,7 +185,9 @@ class InterfaceAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        layer, call, dtype = self.layer, self.projections.call, query.dtype
+        layer = self.layer
+        call = self.projections.call
+        dtype = query.dtype
         bias = None if bias is None else wide(bias)
         visibility, mask = layer.visibility(mask, query, key)
         # As they come, tokens before heads, they suit the fused kernel; heads before tokens, all

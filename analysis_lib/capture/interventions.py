@@ -270,7 +270,8 @@ class Change:
         self, given: Tensor, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator
     ) -> Tensor:
         """What would take the place of whole vectors."""
-        replace, gathered = self.replace, self.gathered
+        replace = self.replace
+        gathered = self.gathered
         if replace.by == "zero":
             return torch.zeros_like(given)
         if replace.by.startswith("other"):

@@ -74,7 +74,8 @@ class ProjectionHooks:
     """
 
     def __init__(self, layer: CurrentLayer) -> None:
-        self.layer, self.call = layer, AttentionCall()
+        self.layer = layer
+        self.call = AttentionCall()
         self.sides: dict[str, tuple[Tensor, AttentionCall]] = {}
         self.gathering: str | None = None
 
@@ -117,8 +118,10 @@ class ProjectionHooks:
     def _begin(
         self, spec: Attention, changing: bool, module: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
-        changed, self.sides = None, {}
-        layer, number = self.layer, self.layer.activations.layer
+        changed = None
+        self.sides = {}
+        layer = self.layer
+        number = self.layer.activations.layer
         if changing and ("attention_input", number) in layer.changes:
             args, kwargs = changed = call_with_first(
                 args, kwargs, layer.changed("attention_input", first_of_call(args, kwargs))
@@ -243,7 +246,8 @@ def _applied(
             f"its keys come from a {name} that answers to no other vectors ({error})"
         ) from error
     bias, columns = answers.split([1, width])
-    weight, bias = (columns - bias).T / UNIT, bias[0]
+    weight = (columns - bias).T / UNIT
+    bias = bias[0]
     # NaN is refused where it is summed.
     if (share := error(weight, bias)) > within:
         raise NotLinear(
@@ -285,7 +289,9 @@ def score_sums(
     """The sums of scores of a module, which may share each head of keys between several heads of
     queries.
     """
-    heads, of_keys, keys = query.shape[1], key_heads // spec.tiled, visibility.keys.mask.shape[1]
+    heads = query.shape[1]
+    of_keys = key_heads // spec.tiled
+    keys = visibility.keys.mask.shape[1]
     seen = call.key_input, call.projected["key"]
     weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, heads, of_keys, *seen)
     # The head of keys that each head of queries meets.
@@ -303,7 +309,8 @@ def score_sums(
     projected = weight.new_zeros(len(query), heads, keys, weight.shape[1])
     is_affine = spec.centred or spec.latent
     if is_affine and bias is not None:
-        projected, bias = projected + bias.unsqueeze(1), None
+        projected = projected + bias.unsqueeze(1)
+        bias = None
     # Tᵀ is the transpose of the derivative of T, and where T_n adds something, too, its value at
     # b_K is the part of a key that does not depend on x_n.
     made, back = torch.func.vjp(_chain(module, spec, call, norm, query), projected)
@@ -331,10 +338,12 @@ def _scale(norm: nn.Module, read: Tensor, gave: Tensor, centred: bool = False) -
     # Past the hooks. It answers to a long vector of equal numbers with its gains; if it is centred,
     # of equal sizes.
     long = torch.full_like(read[:1, :1], UNIT)
-    read, gave = wide(read), wide(gave)
+    read = wide(read)
+    gave = wide(gave)
     if centred:
         shift = wide(norm.forward(torch.zeros_like(long)))
-        read, gave = read - read.mean(-1, keepdim=True), gave - shift
+        read = read - read.mean(-1, keepdim=True)
+        gave = gave - shift
         long[..., 1::2] *= -1
     gains = (
         (wide(norm.forward(long)) - shift) * long.sign() if centred else wide(norm.forward(long))
@@ -371,7 +380,9 @@ def _chain(
     [Float[Tensor, "utterance head key width"]], Float[Tensor, "utterance head key head_dim"]
 ]:
     """T_n of :class:`ScoreSums`, from what the projection of keys gives."""
-    angles, heads, rank = angles_of(call.arguments), query.shape[1], 0
+    angles = angles_of(call.arguments)
+    heads = query.shape[1]
+    rank = 0
     if spec.latent:
         latent_norm, up = (module.get_submodule(path) for path in spec.latent)
         read, gave = call.latent
@@ -384,7 +395,8 @@ def _chain(
         return (keys - keys.mean(-1, keepdim=True)) * norm[0] + norm[1]
 
     def chain(keys: Tensor) -> Tensor:
-        latent, keys = keys[..., :rank], keys[..., rank:]
+        latent = keys[..., :rank]
+        keys = keys[..., rank:]
         if spec.key_norm and not spec.norm_last:
             keys = normed(keys)
         if spec.rotary and angles:

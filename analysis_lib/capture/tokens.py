@@ -46,7 +46,8 @@ class Owners:
         Args:
             sums: one for each of ``groups``, among which are those of all entries.
         """
-        on_cpu, values = sums.device.type == "cpu", values.to(sums.dtype)
+        on_cpu = sums.device.type == "cpu"
+        values = values.to(sums.dtype)
         if groups not in self._joins:
             places = torch.tensor([groups.index(group) for group in self.groups])
             self._joins[groups] = places if on_cpu else _membership(places, sums)
@@ -319,7 +320,8 @@ class Visibility:
         """``seen``, ``pairs`` and ``uniform`` where each query sees a sink, too: the last of the
         types.
         """
-        counted, seen = self.queries.counted.double(), self.seen + 1
+        counted = self.queries.counted.double()
+        seen = self.seen + 1
         pairs = torch.cat([self.pairs, counted.sum(1, keepdim=True)], 1)
         uniform = torch.cat(
             [self._by_type(counted / seen), (counted / seen).sum(1, keepdim=True)], 1

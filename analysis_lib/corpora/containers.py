@@ -157,7 +157,8 @@ def _sound_of_chunks(content: bytes, chunks: _Chunks) -> int:
 
 
 def _is_chunk(content: bytes, order: Literal["little", "big"]) -> bool:
-    name, size = content[:4], int.from_bytes(content[4:8], order)
+    name = content[:4]
+    size = int.from_bytes(content[4:8], order)
     return name.isascii() and name.decode("ascii").isprintable() and size <= len(content) - 8
 
 
@@ -198,7 +199,8 @@ def _end_of_frame(frame: bytes, frame_size: int) -> int | None:
     """
     if len(frame) < 6:
         return None
-    code, rate = frame[2] >> 4, frame[2] & 15
+    code = frame[2] >> 4
+    rate = frame[2] & 15
     # A number is written as UTF-8 does, in as many bytes as its first one begins with ones.
     length = 8 - (frame[4] ^ 0xFF).bit_length()
     number = frame[4] & (0x7F >> length)
@@ -223,7 +225,9 @@ def _end_of_frame(frame: bytes, frame_size: int) -> int | None:
 
 def _remainder(content: bytes, polynomial: int, bits: int) -> int:
     """The cyclic redundancy check of bytes, which is 0 where their own one stands at their end."""
-    value, top, mask = 0, 1 << (bits - 1), (1 << bits) - 1
+    value = 0
+    top = 1 << (bits - 1)
+    mask = (1 << bits) - 1
     for byte in content:
         value ^= byte << (bits - 8)
         for _ in range(8):

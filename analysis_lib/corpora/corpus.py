@@ -300,7 +300,8 @@ def checked(name: str, examples: Iterable[Example]) -> Iterator[Example]:
             text without a class where texts have classes: in labelled data, a gap is a mistake.
     """
     for number, example in enumerate(examples, 1):
-        text, label = example.item, example.label
+        text = example.item
+        label = example.label
         refuse_half_characters(f"{name}: item {number}", text)
         if label is not None and is_blank(text):
             raise AnalysisError(f"{name}: example {number} has no text: mend or remove it")

@@ -87,7 +87,8 @@ def _media_reader(spec: str, path: Path) -> Reader:
     """How an image or a sound is read, or a folder of them."""
     visible = sorted(_visible_files(path)) if path.is_dir() else [path]
     kind, files = _of_one_kind(path, visible)
-    texts, tables = {}, []
+    texts = {}
+    tables = []
     if kind == "audio":
         candidates = [file for file in visible if ending(file) in ENDINGS]
         texts, tables = transcripts(path, files, candidates)
@@ -154,7 +155,9 @@ def read_column(path: Path, column: str, units: str | None = None) -> list[Examp
         units: the column of what each text is a part of.
     """
     table = open_table(path)
-    names, label, split = column, None, ""
+    names = column
+    label = None
+    split = ""
     if column not in table.header and ":" in column:
         names, _, label = column.partition(":")
         if label not in table.header:

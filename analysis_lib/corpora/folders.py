@@ -63,7 +63,8 @@ def title(name: str) -> str:
 
 def folder_reader(spec: str) -> Reader | None:
     """How a split of such a folder is read, the first where none is named; None for other names."""
-    path, split = Path(spec), ""
+    path = Path(spec)
+    split = ""
     if path.name not in FOLDERS and ":" in spec:
         before, split = spec.rsplit(":", 1)
         path = Path(before)

@@ -135,7 +135,9 @@ def _read(reader: Reader, first: int | None, unit_column: str | None) -> Corpus:
     examples = reader.read()
     if reader.kind == "text":
         examples = checked(reader.name, examples)
-    blank, labels, units = 0, [], []
+    blank = 0
+    labels = []
+    units = []
 
     def items() -> Iterator:
         nonlocal blank

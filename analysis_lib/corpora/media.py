@@ -80,7 +80,8 @@ class ArrayImage:
             raise AnalysisError(
                 f"the pixels of an image are {shown(self.pixels)}: give an array of numpy"
             )
-        shape, kind = self.pixels.shape, self.pixels.dtype
+        shape = self.pixels.shape
+        kind = self.pixels.dtype
         if (
             kind != np.uint8
             or not self.pixels.size
@@ -276,7 +277,9 @@ def _recording(content: bytes, name: str) -> Sound:
         while len(block := sound.read(2**20, dtype="float32", always_2d=True)):
             blocks.append(block.mean(axis=1))
         samples = np.concatenate(blocks)
-        rate, frames, log = sound.samplerate, sound.frames, sound.extra_info
+        rate = sound.samplerate
+        frames = sound.frames
+        log = sound.extra_info
     # Encoders of MP3 disagree about the padding of the last frame.
     if is_cut_short(log) or len(samples) + _MPEG_FRAME < frames:
         raise AnalysisError(

@@ -105,7 +105,8 @@ def download() -> None:
 
 
 def _downloaded(package: str) -> Path:
-    folder, wanted = files.package_directory(), pin(package).split()[0]
+    folder = files.package_directory()
+    wanted = pin(package).split()[0]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # In a folder of its own, so that another process finds the archive whole or not at all.

@@ -46,7 +46,8 @@ def path_and_columns(spec: str) -> tuple[str, str]:
     >>> path_and_columns("absent/reviews.csv:text:label")
     ('absent/reviews.csv', ':text:label')
     """
-    path, columns = spec, ""
+    path = spec
+    columns = ""
     while not os.path.lexists(path) and ":" in path:
         path, _, column = path.rpartition(":")
         columns = f":{column}{columns}"

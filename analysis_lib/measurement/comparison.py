@@ -246,7 +246,8 @@ def compare(
     """
     models = _checked_models(models)
     check_draw(limit, seed)
-    twins, metrics = require_whole("the number of twins", twins), wanted(metrics)
+    twins = require_whole("the number of twins", twins)
+    metrics = wanted(metrics)
     checked_options(dtype, device)
     if tokenizer is not None:
         tokenizer = str(
@@ -262,14 +263,12 @@ def compare(
     )
     given = {"dtype": dtype, "processor": tokenizer, "device": device}
     usual = {"dtype": "float32", "processor": None, "device": None}
-    read, runs = (
-        {
-            data: load_corpus(data, limit, seed, units=units)
-            for data, chosen in models.items()
-            if chosen
-        },
-        {},
-    )
+    read = {
+        data: load_corpus(data, limit, seed, units=units)
+        for data, chosen in models.items()
+        if chosen
+    }
+    runs = {}
     for data, corpus in read.items():
         for name in models[data]:
             refuse_unavailable(name, corpus, metrics, of_vectors, settings.get("workers", 1))

@@ -109,7 +109,8 @@ class _Sums:
     def _mean_of_rest(self, change: Replace, name: str) -> Tensor:
         """half x head x dim, of the tokens of all types that are not replaced."""
         rest = torch.tensor([kind not in change.tokens for kind in TOKEN_TYPES])
-        counts, sums = self.counts[:, rest].sum(1), self.sums[:, rest].sum(1)
+        counts = self.counts[:, rest].sum(1)
+        sums = self.sums[:, rest].sum(1)
         counts, sums = (torch.cat([part, part.sum(0, keepdim=True)]) for part in (counts, sums))
         needed = counts if change.of == "others" else counts[-1:]
         if not needed.all():
@@ -159,7 +160,9 @@ class _Gathering(Changes):
 
     def __init__(self, sites: frozenset[str], products: bool, pool: bool):
         super().__init__(())
-        self.sites, self.products, self.pool = sites, products, pool
+        self.sites = sites
+        self.products = products
+        self.pool = pool
         self.sums: dict[tuple[str, int], _Sums] = {}
         self.misfits: set[tuple[str, int]] = set()
         self.draws = torch.Generator().manual_seed(0)

@@ -234,7 +234,8 @@ def measure_vectors(
     >>> tables["anisotropy"]["cosine"].round(3).tolist()
     [0.333]
     """
-    started, metrics = time.monotonic(), wanted(metrics)
+    started = time.monotonic()
+    metrics = wanted(metrics)
     _refuse_work(workers, None, WORKER_TIMEOUT, checkpoints, progress)
     given = GivenVectors(vectors)
     texts = given.texts(lengths, mask)
@@ -493,8 +494,10 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
     items = f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}"
     most = f"the {capture.longest(model)} that are read" if report.cut or report.windowed else ""
     longest = max(report.long.values(), default=0)
-    unknown, zeros = report.unknown / report.tokens, sum(report.zero_vectors.values())
-    empty, little = corpus.blank + report.empty, ", so that its numbers say little of these texts"
+    unknown = report.unknown / report.tokens
+    zeros = sum(report.zero_vectors.values())
+    empty = corpus.blank + report.empty
+    little = ", so that its numbers say little of these texts"
     units = _units(corpus)["units"]
     uncaptured = model.layout.uncaptured
     more = f" and of {len(uncaptured) - 1} more modules" if len(uncaptured) > 1 else ""

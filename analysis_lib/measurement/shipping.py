@@ -55,7 +55,8 @@ class Shipped(LazyTables):
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.run = folder, files.read_json(folder / "run.json")
+        self.folder = folder
+        self.run = files.read_json(folder / "run.json")
         read = partial(files.read, how=pd.read_parquet)
         parts = {name: folder / f"{name}.parquet" for name in self.run["tables"]}
         super().__init__(parts, read, pd.DataFrame(self.run["layers"]))

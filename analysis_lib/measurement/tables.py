@@ -156,7 +156,9 @@ class LazyTables(Mapping[str, pd.DataFrame]):
         make: Callable[[Any], pd.DataFrame],
         layers: pd.DataFrame | None = None,
     ):
-        self._parts, self._make, self.layers = parts, make, layers
+        self._parts = parts
+        self._make = make
+        self.layers = layers
         self._tables: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame:

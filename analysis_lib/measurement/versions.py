@@ -171,7 +171,8 @@ def _parts_of(definition: type | FunctionType) -> tuple[list[FunctionType], dict
     """The functions of a class, and its other attributes; of a function, itself."""
     if isinstance(definition, FunctionType):
         return [inspect.unwrap(definition)], {}
-    methods, attributes = [], {}
+    methods = []
+    attributes = {}
     for name, value in vars(definition).items():
         function = getattr(value, "__func__", value)
         if isinstance(function, FunctionType):

@@ -29,7 +29,8 @@ class AttentionEntropy(Metric):
     limits = (0, 1)
 
     def update(self, activations: Activations) -> None:
-        attention, layer = activations.attention, activations.layer
+        attention = activations.attention
+        layer = activations.layer
         if attention is None:
             return
         entropy = attention.entropy.double()
@@ -72,7 +73,8 @@ class AttentionByTokenType(Metric):
     axes = ("head", "key_type")
 
     def update(self, activations: Activations) -> None:
-        attention, layer = activations.attention, activations.layer
+        attention = activations.attention
+        layer = activations.layer
         if attention is None:
             return
         counted = attention.counted.to(attention.mass.dtype)
@@ -120,7 +122,8 @@ class AttentionReceived(Metric):
     on_request = True
 
     def update(self, activations: Activations) -> None:
-        attention, layer = activations.attention, activations.layer
+        attention = activations.attention
+        layer = activations.layer
         if attention is None:
             return
         visibility = attention.visibility

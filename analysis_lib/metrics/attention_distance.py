@@ -28,7 +28,8 @@ class AttentionDistance(Metric):
     on_request = True
 
     def update(self, activations: Activations) -> None:
-        attention, layer = activations.attention, activations.layer
+        attention = activations.attention
+        layer = activations.layer
         if attention is None or not attention.is_to_itself:
             return
         counted = attention.counted.double()

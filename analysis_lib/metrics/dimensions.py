@@ -49,7 +49,8 @@ class DimensionMeans(Metric):
     order = ("layer", "dimension", "token_type")
 
     def update(self, activations: Activations) -> None:
-        hidden, layer = activations.spaces.get("hidden"), activations.layer
+        hidden = activations.spaces.get("hidden")
+        layer = activations.layer
         if hidden is None:
             return
         tokens = hidden.tokens
@@ -58,7 +59,8 @@ class DimensionMeans(Metric):
         self.add(("tokens", layer), counts[:, tokens.counted_types], activations)
 
     def rows(self, sums: LayerSums) -> Columns:
-        tokens, occur = sums["tokens"], sums.whole["tokens"] > 0
+        tokens = sums["tokens"]
+        occur = sums.whole["tokens"] > 0
         means, _ = type_means(sums["sum"][:, occur], tokens, occur)
         types = kinds_of(occur, TOKEN_TYPES[-len(occur) :])
         return {"token_type": types, "mean": means}

@@ -144,7 +144,8 @@ class TokenNorms(Metric):
     on_request = True
 
     def update(self, activations: Activations) -> None:
-        hidden, layer = activations.spaces.get("hidden"), activations.layer
+        hidden = activations.spaces.get("hidden")
+        layer = activations.layer
         if hidden is None:
             return
         norms = hidden.norms[:, 0]
@@ -223,7 +224,8 @@ class SpikeDimensions(Metric):
     on_request = True
 
     def update(self, activations: Activations) -> None:
-        hidden, layer = activations.spaces.get("hidden"), activations.layer
+        hidden = activations.spaces.get("hidden")
+        layer = activations.layer
         if hidden is None:
             return
         norms = hidden.norms[:, 0]

@@ -14,7 +14,8 @@ class _OfTokens(Metric):
     columns: tuple[str, ...]
 
     def update(self, activations: Activations) -> None:
-        output, layer = activations.output, activations.layer
+        output = activations.output
+        layer = activations.layer
         if output is None or output.masked != (MASKED in self.needs):
             return
         for name in self.columns:

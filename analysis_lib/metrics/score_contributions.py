@@ -38,7 +38,8 @@ class ScoreContributions(Metric):
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
             return
-        scores, layer = activations.scores, activations.layer
+        scores = activations.scores
+        layer = activations.layer
         # Apart, since most types never occur: in a large model, these are the largest sums of all.
         for index, kind in enumerate(scores.visibility.keys.kinds):
             of_kind = scores.contributions[:, :, index]
@@ -74,7 +75,8 @@ class ScoreTerms(Metric):
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
             return
-        scores, layer = activations.scores, activations.layer
+        scores = activations.scores
+        layer = activations.layer
         for term, sums in scores.terms.items():
             self.add_runs(("sum", term, layer), sums.unsqueeze(-1), activations)
         self.add(("pairs", layer), scores.visibility.pairs, activations)

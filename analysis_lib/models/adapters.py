@@ -42,7 +42,8 @@ class Adapter:
     """
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
+        self.name = name
+        self.folder = folder
         self.settings = files.read_json(folder / ADAPTER)
         if self.settings.get("megatron_config"):
             # peft would import the module that megatron_core names.

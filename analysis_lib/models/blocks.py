@@ -76,7 +76,8 @@ def _with_what_stands_around(declared: Modules, trace: Trace) -> Modules:
     Such a block reads and returns what the module in it does, and either attends outside that
     module or stands in a list with other declared modules.
     """
-    known, around = {*declared}, {}
+    known = {*declared}
+    around = {}
     for blocks in trace.model.modules():
         if not isinstance(blocks, nn.ModuleList):
             continue

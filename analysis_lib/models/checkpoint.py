@@ -273,7 +273,8 @@ def refuse_two_saves(name: str, folder: Path) -> None:
     """Refuse a folder that two models were saved to, one in a single file: that one would be read,
     old or not.
     """
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    whole = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
     if not whole.is_file():
         return
     shards = sorted(path.name for path in folder.glob(SHARD))

@@ -161,7 +161,8 @@ def ctranslate2_variables(content: bytes) -> dict[str, Shaped[np.ndarray, "..."]
             )
             offset += size
         for _ in range(*take("I")):
-            alias, name = string(), string()
+            alias = string()
+            name = string()
             variables[alias] = variables[name]
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise AnalysisError(

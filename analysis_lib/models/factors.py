@@ -108,7 +108,9 @@ class AttentionSeen(TorchFunctionMode):
         softmax: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
-        self.utterances, self.receive, self.softmax = utterances, receive, softmax
+        self.utterances = utterances
+        self.receive = receive
+        self.softmax = softmax
         # By the id of a tensor, which is kept so that no other gets its id: the tensor, and what it
         # was made of.
         self._made: dict[int, tuple[Tensor, Product]] = {}
@@ -179,7 +181,8 @@ class AttentionSeen(TorchFunctionMode):
         self._made.clear()
         if len(heads) != 2:
             return plain
-        query, key = _by_head(weights.left, heads), _by_head(weights.right, heads)
+        query = _by_head(weights.left, heads)
+        key = _by_head(weights.right, heads)
         value = _by_head(factors.right.transpose(-1, -2), heads)
         if query is None or key is None or value is None or value.shape[-2] != key.shape[-2]:
             return plain
@@ -209,7 +212,8 @@ class AttentionSeen(TorchFunctionMode):
         self.softmax()
         if query.dim() != 4:
             return plain
-        mask, bias = attn_mask, None
+        mask = attn_mask
+        bias = None
         if is_causal:
             mask = torch.ones(
                 query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device

@@ -39,7 +39,8 @@ def split_keys(projected: Tensor, order: str | None, heads: int, key_heads: int)
         heads: of queries.
         key_heads: of keys, which several heads of queries may share.
     """
-    width, group = projected.shape[-1], heads // key_heads
+    width = projected.shape[-1]
+    group = heads // key_heads
     parts = {
         None: key_heads,
         "stacked": heads + 2 * key_heads,
@@ -78,10 +79,12 @@ def rotated(
     """
     rotate = getattr(sys.modules[type(module).__module__], rotation)
     width = each * angles[0].shape[-1]
-    part, rest = vectors[..., :width], vectors[..., width:]
+    part = vectors[..., :width]
+    rest = vectors[..., width:]
     head_axis = 1
     if tokens_first:
-        part, head_axis = part.transpose(1, 2), 2
+        part = part.transpose(1, 2)
+        head_axis = 2
     if _required_arguments(rotate) == 1 + len(angles):
         turned = rotate(part, *angles)
     else:
@@ -194,9 +197,11 @@ def _normed(keys: Tensor, inside: Mapping[str, Run]) -> Iterator[Made]:
             run.read.reshape(keys.shape), keys
         )
         if heads_first:
-            read, returned = run.read.transpose(1, 2), run.returned.transpose(1, 2)
+            read = run.read.transpose(1, 2)
+            returned = run.returned.transpose(1, 2)
         else:
-            read, returned = run.read.reshape(keys.shape), run.returned.reshape(keys.shape)
+            read = run.read.reshape(keys.shape)
+            returned = run.returned.reshape(keys.shape)
         if not same(read, keys):
             continue
         for dims, centred in NORMS:
@@ -214,12 +219,16 @@ def _is_norm(read: Tensor, returned: Tensor, dims: tuple[int, ...], centred: boo
     unit = read / read.square().mean(dims, keepdim=True).sqrt()
     if centred:
         # The shift cancels in differences from the mean token.
-        mean, shift = unit.mean(1, keepdim=True), returned.mean(1, keepdim=True)
-        from_unit, from_returned = unit - mean, returned - shift
+        mean = unit.mean(1, keepdim=True)
+        shift = returned.mean(1, keepdim=True)
+        from_unit = unit - mean
+        from_returned = returned - shift
     else:
         # The first token decides on the gains.
-        mean, shift = 0, 0
-        from_unit, from_returned = unit[:, :1], returned[:, :1]
+        mean = 0
+        shift = 0
+        from_unit = unit[:, :1]
+        from_returned = returned[:, :1]
     gains = (from_unit * from_returned).sum(1, keepdim=True) / from_unit.square().sum(
         1, keepdim=True
     )

@@ -83,7 +83,8 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
             stand for tokens.
     """
     path, trace, padding_matters = _trace_of_part(name, model, processor)
-    model, kind = trace.model, kind_of(trace.model)
+    model = trace.model
+    kind = kind_of(trace.model)
     blocks = find_blocks(trace)
     by_path: dict[str, list[nn.Module]] = {}
     for block in blocks:
@@ -97,15 +98,15 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
     if all(stack.cross for stack in stacks):
         # Without a stack of its own tokens, what the keys of cross-attention stand for is unknown.
         stacks = [replace(stack, cross=None) for stack in stacks]
-    maps, leading, is_grid = trace.returned(blocks[0]).dim() == 4, 0, False
+    maps = trace.returned(blocks[0]).dim() == 4
+    leading = 0
+    is_grid = False
     if kind != "text":
         leading, is_grid = _leading_tokens(name, trace, blocks[0])
     if is_grid:
         # Its positions are tokens; their attention, in windows, is not captured.
-        maps, stacks = (
-            False,
-            [replace(stack, attention=None, each=(), further=()) for stack in stacks],
-        )
+        maps = False
+        stacks = [replace(stack, attention=None, each=(), further=()) for stack in stacks]
     registers = getattr(model.config, "num_register_tokens", 0)
     return Layout(
         tuple(stacks),
@@ -167,7 +168,8 @@ def _unreadable(
 def _padding_changes(model: PreTrainedModel, inputs: Mapping[str, Tensor | bool]) -> bool:
     """Whether a short text beside a longer one gets other vectors than alone."""
     half = inputs["input_ids"].shape[1] // 2
-    short, batch = dict(inputs), dict(inputs)
+    short = dict(inputs)
+    batch = dict(inputs)
     for name, values in inputs.items():
         if isinstance(values, Tensor):
             short[name], rest = values[:, :half], values[:, half:]
@@ -175,7 +177,8 @@ def _padding_changes(model: PreTrainedModel, inputs: Mapping[str, Tensor | bool]
                 rest = torch.zeros_like(rest)
             batch[name] = torch.cat([values, torch.cat([short[name], rest], 1)])
     with without_gradients(model):
-        alone, both = first_vectors(model(**short)), first_vectors(model(**batch))
+        alone = first_vectors(model(**short))
+        both = first_vectors(model(**batch))
     return not same(both[1:, :half], alone)
 
 
@@ -205,7 +208,8 @@ def _leading_tokens(name: str, trace: Trace, block: nn.Module) -> tuple[int, boo
             raise AnalysisError(
                 f"{name} makes other vectors of one {kind} each time: switch its masking off"
             )
-        by_first, by_last = read(0) != plain, read(-1) != plain
+        by_first = read(0) != plain
+        by_last = read(-1) != plain
     # The first number changes all channels of a few positions.
     positions = by_first.flatten(1).any(1).float().mean()
     channels = by_first.flatten(0, -2).any(0).float().mean()
@@ -213,7 +217,8 @@ def _leading_tokens(name: str, trace: Trace, block: nn.Module) -> tuple[int, boo
         return 0, bool(positions < channels)
     if positions > channels:
         raise AnalysisError(f"{name} has vectors with channels first, {NO_TOKENS}")
-    first, last = by_first.any(-1).nonzero().flatten(), by_last.any(-1).nonzero().flatten()
+    first = by_first.any(-1).nonzero().flatten()
+    last = by_last.any(-1).nonzero().flatten()
     detection = getattr(trace.model.config, "num_detection_tokens", 0)
     if len(last) and last.max() + 1 + detection < len(plain):
         raise AnalysisError(
@@ -229,7 +234,8 @@ def _stack(
     name: str, trace: Trace, processor: Callable, pattern: str, blocks: list[nn.Module]
 ) -> Stack:
     """The blocks of one path."""
-    model, kind = trace.model, kind_of(trace.model)
+    model = trace.model
+    kind = kind_of(trace.model)
     tokens_first = _reads_tokens_first(blocks[0], trace)
     vectors = trace.returned(blocks[0])
     if tokens_first:
@@ -326,7 +332,8 @@ def _is_cut_behind(blocks: Sequence[nn.Module], trace: Trace, tokens: int) -> bo
     Then its hidden states are shorter than what its first block reads, or a later module reads less
     than its last block returns.
     """
-    first, last = trace.read(blocks[0]), trace.returned(blocks[-1])
+    first = trace.read(blocks[0])
+    last = trace.returned(blocks[-1])
     if last.shape[1] <= tokens:
         return False
     if any(states[0].shape[1] == tokens and is_state(first, states[0]) for states in trace.hidden):

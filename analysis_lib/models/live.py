@@ -32,7 +32,8 @@ def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedMod
             part.
     """
     outer = _unwrapped(model)
-    model, adapters = outer, ""
+    model = outer
+    adapters = ""
     if is_adapted(outer):
         _refuse_prompts(outer)
         adapters = "".join(f"+{name}" for name in outer.active_adapters)

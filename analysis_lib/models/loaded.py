@@ -398,7 +398,8 @@ def _refuse_strange_tokens(loaded: LoadedModel) -> None:
     tokenizer = loaded.transcriber or loaded.processor
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         return
-    words, remedy = embedded_words(loaded.model), "give the tokenizer that belongs to the weights"
+    words = embedded_words(loaded.model)
+    remedy = "give the tokenizer that belongs to the weights"
     if words == math.inf:
         # Unknown, as in models of texts and images.
         return

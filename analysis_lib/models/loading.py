@@ -150,7 +150,8 @@ def _loaded(name: ModelName, spec: ModelSpec) -> LoadedModel:
     kind = None if name.part else _kind(text, config)
     # Only a trained model has hashes, taken before its files are read.
     hashes = {} if name.untrained else files.hashes()
-    adapted, stored = None, None
+    adapted = None
+    stored = None
     if name.untrained:
         model = _untrained(config, spec.dtype, name.seed or 0)
     elif (files.folder / ADAPTER).is_file():
@@ -215,7 +216,8 @@ def _read_processors(
     processor: str | None,
 ) -> object:
     """What prepares the input of a model, or of the part that is measured alone."""
-    text, folders = str(name), files.of_processor
+    text = str(name)
+    folders = files.of_processor
     if processor is not None:
         folders = [located(processor, None)[0]]
     if not name.part:
@@ -367,7 +369,8 @@ def with_head(loaded: LoadedModel, objective: str) -> transformers.PreTrainedMod
 
 
 def _head(loaded: LoadedModel, made: type) -> transformers.PreTrainedModel:
-    config, spec = loaded.model.config, loaded.spec
+    config = loaded.model.config
+    spec = loaded.spec
     if spec is None or spec.device_map:
         raise AnalysisError(
             f"{loaded.name}: its head is not at hand: give the model with its head, or its name"

@@ -227,7 +227,8 @@ def architecture_to_make(name: str) -> str | None:
 
 def known_models() -> dict[str, str]:
     """Name and description of every model known by name; those of the MultiBERTs are one line."""
-    bundled, on_hub = {}, {}
+    bundled = {}
+    on_hub = {}
     for name, known in MODELS.items():
         if known.packages:
             late = any(packages.on_demand(package) for package in known.packages)
@@ -284,7 +285,8 @@ def title(name: str) -> str:
 
 
 def _title_of_base(base: str) -> str:
-    known, parts = known_model(base), _path_parts(base)
+    known = known_model(base)
+    parts = _path_parts(base)
     label = parts[-1]
     if known and known.description:
         label = re.split("[:,] ", known.description)[0]

@@ -107,7 +107,8 @@ def _some_tokens(model: PreTrainedModel) -> dict[str, Tensor]:
         if name.endswith(("_token_id", "_token_index")):
             values = value if isinstance(value, list) else [value]
             special.update(values)
-    longest, count = getattr(config, "max_position_embeddings", None), TOKENS
+    longest = getattr(config, "max_position_embeddings", None)
+    count = TOKENS
     if isinstance(longest, int) and longest > 0:
         count = min(TOKENS, longest)
     words = int(min(embedded_words(model), 256))

@@ -61,10 +61,12 @@ def window_of(processor: Callable) -> Window | None:
 
     It pads with frames that are all alike, which those of noise are not.
     """
-    short, longer = int(SHORT * processor.sampling_rate), int(LONGER * processor.sampling_rate)
+    short = int(SHORT * processor.sampling_rate)
+    longer = int(LONGER * processor.sampling_rate)
     noise = np.random.default_rng(0).normal(scale=0.1, size=longer).astype(np.float32)
     try:
-        first, second = _first(processor, noise[:short]), _first(processor, noise)
+        first = _first(processor, noise[:short])
+        second = _first(processor, noise)
     except Exception:  # Whatever it meets; it says so when it is given a sound of the corpus.
         return None
     if first.shape != second.shape:
@@ -80,7 +82,8 @@ def window_of(processor: Callable) -> Window | None:
     if count * hop >= short:
         return Window(first.shape[axis], axis, hop)
     # The processor makes no frame of a rest of a sound that does not fill one.
-    too_few, enough = (count - 1) * hop, short
+    too_few = (count - 1) * hop
+    enough = short
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         if _frames(_first(processor, noise[:middle]), axis) == count:
@@ -195,7 +198,8 @@ def _steps(loaded: LoadedModel, window: Window) -> Steps:
     elif _follow_evenly(in_second, in_third):
         frames_per_step = third - second
     else:
-        reader, seconds = type(loaded.processor).__name__, window.samples / rate
+        reader = type(loaded.processor).__name__
+        seconds = window.samples / rate
         raise AnalysisError(
             f"{loaded.name}: its {reader} pads every sound to {seconds:g} seconds, and which "
             "vectors stand for padding cannot be told: give another model"
@@ -214,11 +218,13 @@ def _more(changing: Callable[[int], list[int]], after: int, known: int, most: in
     """The least number of changed frames, above ``after``, that changes more than ``known``
     vectors.
     """
-    low, high = after, min(2 * after, most)
+    low = after
+    high = min(2 * after, most)
     while len(changing(high)) <= known:
         if high == most:
             return None
-        low, high = high, min(2 * high, most)
+        low = high
+        high = min(2 * high, most)
     while high - low > 1:
         middle = (low + high) // 2
         if len(changing(middle)) > known:

@@ -76,8 +76,10 @@ class Encoded:
         """The whole, framed anew in every ``length`` tokens; itself if it is no longer."""
         if len(self) <= length:
             return [self]
-        body, frame = self.body, len(self) - len(self.body)
-        before, after = range(body.start), range(body.stop, len(self))
+        body = self.body
+        frame = len(self) - len(self.body)
+        before = range(body.start)
+        after = range(body.stop, len(self))
         room = length - frame
         parts = [body[start : start + room] for start in range(0, len(body), room)]
         return [self.take([*before, *part, *after]) for part in parts]

@@ -65,7 +65,8 @@ class EfficientNetLiteBlock(nn.Module):
         self._bn1 = nn.BatchNorm2d(inner, eps=eps)
         self._project_conv = SameConv2d(inner, width, 1)
         self._bn2 = nn.BatchNorm2d(width, eps=eps)
-        self.expands, self.residual = expansion > 1, stride == 1 and channels == width
+        self.expands = expansion > 1
+        self.residual = stride == 1 and channels == width
 
     def forward(self, maps: Tensor) -> Tensor:
         inner = functional.relu6(self._bn0(self._expand_conv(maps))) if self.expands else maps
@@ -99,7 +100,8 @@ class EfficientNetLiteModel(EfficientNetLitePreTrainedModel):
         eps = config.batch_norm_eps
         self._conv_stem = SameConv2d(config.num_channels, config.stem_width, 3, 2)
         self._bn0 = nn.BatchNorm2d(config.stem_width, eps=eps)
-        blocks, channels = [], config.stem_width
+        blocks = []
+        channels = config.stem_width
         stages = (config.repeats, config.widths, config.kernels, config.strides, config.expansions)
         for repeats, width, kernel, stride, expansion in zip(*stages, strict=True):
             for _ in range(repeats):
