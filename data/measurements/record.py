@@ -39,6 +39,8 @@ CORPORA_BESIDE = HOME.parents[2] / "shared" / "data"
 SEEDS = range(5)
 FINETUNED_PAGES = ("similarity", "direction", "accuracy", "words")
 OUTLIER_PAGES = ("dimensions", "attention", "contributions", "types", "checks")
+# What is not said of the claims elsewhere.
+OF_VERDICTS = ["id", "page", "value", "ci_low", "ci_high", "draws", "p", "verdict"]
 MPNET_TABLES = (
     "anisotropy,mean_vector,utterance_similarity,cosine_by_dimension,qk_alignment,attention_entropy,"
     "attention_by_token_type,dimension_means,outlier_dimensions,score_contributions"
@@ -247,15 +249,18 @@ def _finetuned_tables(data: str, folder: Path, epochs: int) -> None:
 
 
 def _verdicts(executed: Path, folder: Path, leave_out: str = "") -> None:
-    """The verdicts of executed pages as one file; those on claims that begin with ``leave_out``
-    come from elsewhere.
+    """The verdicts of executed pages as one file.
+
+    Those on claims that begin with ``leave_out`` come from elsewhere.
     """
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         run("claims", "--csv", *sorted(executed.glob("*.ipynb")))
-    lines = printed.getvalue().splitlines(keepends=True)
-    kept = [line for line in lines if not (leave_out and line.startswith(leave_out))]
-    (folder / "verdicts.csv").write_text("".join(kept), encoding="utf-8")
+    printed.seek(0)
+    rows = pd.read_csv(printed)
+    if leave_out:
+        rows = rows[~rows["id"].str.startswith(leave_out)]
+    rows[OF_VERDICTS].to_csv(folder / "verdicts.csv", index=False)
     shutil.rmtree(executed)
 
 
