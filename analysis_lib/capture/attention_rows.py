@@ -1,5 +1,4 @@
-"""Attention by blocks of rows: its output, what its rows are like, and what a metric makes of
-weights.
+"""Attention by blocks of rows: output, entropy and masses of rows, and reductions of them.
 
 The weights of a layer are never there at once: a few rows are formed at a time, and none is kept.
 """
@@ -18,8 +17,8 @@ from analysis_lib.capture.tokens import Visibility
 # How many scores are formed at once: as many as the cache of a processor holds, or a small part of
 # a GPU's memory.
 SCORES_AT_ONCE, SCORES_AT_ONCE_ON_GPU = 2**19, 2**24
-# How many rows of causal attention are formed at once on a processor: no key after the last of them
-# is.
+# How many rows of causal attention are formed at once on a processor: scores of keys behind the
+# last of them are not formed.
 CAUSAL_ROWS = 64
 
 # Some utterances, heads and queries.
@@ -53,15 +52,15 @@ class Softmax:
 
     def blocks(self) -> Iterator["Block"]:
         """All rows, some at a time."""
-        keys = self.key.shape[2]
+        key_count = self.key.shape[2]
         added = None
         if self.added is not None:
-            added = self.added.expand(*self.query.shape[:3], keys)
-        for part in parts(self.query, keys, self.causal):
+            added = self.added.expand(*self.query.shape[:3], key_count)
+        for part in parts(self.query, key_count, self.causal):
             utterances, heads, queries = part
-            end = keys
+            end = key_count
             if self.causal:
-                end = min(queries.stop, keys)
+                end = min(queries.stop, key_count)
             key = self.key[utterances, heads, :end]
             scores = self.query[part] @ key.transpose(2, 3)
             scores.mul_(self.scaling)
@@ -71,14 +70,15 @@ class Softmax:
                 scores += added[part][..., :end]
             largest = scores.amax(-1, keepdim=True)
             # Not softmax, which takes several times as long over rows of fewer than sixteen keys.
-            powers = scores.sub_(largest).exp()
+            shifted = scores.sub_(largest)
+            powers = shifted.exp()
             total = powers.sum(-1, keepdim=True)
             kept = None
             if self.sinks is not None:
                 logits = (total.log() + largest).squeeze(-1)
                 sinks = self.sinks[heads].unsqueeze(-1)
                 kept = torch.sigmoid(logits - sinks)
-            yield Block(part, keys, powers, scores, total, kept)
+            yield Block(part, key_count, powers, shifted, total, kept)
 
 
 @dataclass(eq=False)
@@ -89,7 +89,8 @@ class Block:
         part: which utterances, heads and queries they are of.
         key_count: how many keys there are.
         powers: e = exp(s − max s), of which the weights are the share in their sum.
-        shifted: s − max s; None where a model gives the weights themselves.
+        shifted: s − max s, which :func:`attend` overwrites; None where a model gives the weights
+            themselves.
         total: the sum Z = Σ e; None where a model gives the weights themselves.
         kept: the part of its weight that a learnt sink leaves to the keys; None without one.
         first_key: the first of the keys that are seen here; of all others, the weight is 0.
@@ -114,13 +115,13 @@ class Block:
         return self._of_all_keys(weights)
 
     @property
-    def queries(self) -> Int[Tensor, " query"]:
+    def query_positions(self) -> Int[Tensor, " query"]:
         """The positions of the queries."""
         _, _, queries = self.part
         return torch.arange(queries.start, queries.stop, device=self.powers.device)
 
     @property
-    def keys(self) -> Int[Tensor, " key"]:
+    def key_positions(self) -> Int[Tensor, " key"]:
         """The positions of the keys."""
         return torch.arange(self.key_count, device=self.powers.device)
 
@@ -137,7 +138,10 @@ class Block:
         self,
         values: Shaped[Tensor, "query key"],
     ) -> Float[Tensor, "utterance head query"]:
-        """Of each query, the mean of what its keys have: Σ_n p_mn v_mn / Σ_n p_mn."""
+        """Of each query, the mean of what its keys have: Σ_n p_mn v_mn / Σ_n p_mn.
+
+        What a sink takes cancels.
+        """
         end = self.first_key + self.powers.shape[-1]
         weighted = self.powers * values[:, self.first_key : end]
         if self.total is None:
@@ -170,10 +174,11 @@ class Block:
 
 @dataclass(eq=False)
 class AttentionWeights:
-    """The attention weights of a layer: what its rows are like, and what a metric makes of them.
+    """The attention weights of a layer: entropy and masses of its rows, and reductions of them.
 
     Attributes:
         visibility: the tokens of the queries and of the keys, and which pairs are seen.
+        heads: of queries.
         blocks: forms the weights, some rows at a time.
         entropy: −Σ p ln p of each row, in nats, in [0, ln keys]; None unless ``weights`` are
             needed.
@@ -222,7 +227,7 @@ class AttentionWeights:
         return self.visibility.queries.counted
 
     @property
-    def keys(self) -> Float[Tensor, "utterance token"]:
+    def key_counts(self) -> Float[Tensor, "utterance token"]:
         """How many keys each query may see."""
         return self._of_pairs[0]
 
@@ -281,10 +286,10 @@ def attend(
     for block in softmax.blocks():
         part = block.part
         utterances, heads, _ = part
-        keys = block.powers.shape[-1]
-        seen = values[utterances, heads, :keys]
+        seen = values[utterances, heads, : block.powers.shape[-1]]
         mixed[part] = (block.powers @ seen).div_(block.total)
         total = block.total.squeeze(-1)
+        # In place: as large as all weights of the block, and not needed again.
         spread = block.shifted.mul_(block.powers).sum(-1)
         entropy[part] = total.log() - spread / total
         if block.kept is not None:
@@ -320,8 +325,9 @@ def added_to_scores(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Bias and mask as one: where a key is not seen, a number so low that its weight is 0, but
-    finite.
+    """Bias and mask as one: where a key is not seen, a number so low that its weight is 0.
+
+    It is finite, since :func:`attend` multiplies it by that weight.
     """
     if mask is None:
         return bias

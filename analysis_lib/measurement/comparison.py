@@ -26,10 +26,10 @@ from analysis_lib.errors import (
 )
 from analysis_lib.measurement.measuring import (
     measure,
-    measured,
     refuse_unavailable,
     refuse_unchanged,
-    wanted,
+    resolvable,
+    stored_tables,
 )
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.stored import interruption
@@ -247,7 +247,7 @@ def compare(
     models = _checked_models(models)
     check_draw(limit, seed)
     twins = require_whole("the number of twins", twins)
-    metrics = wanted(metrics)
+    metrics = resolvable(metrics)
     checked_options(dtype, device)
     if tokenizer is not None:
         tokenizer = str(
@@ -278,7 +278,7 @@ def compare(
             seeds = [] if model.untrained else range(twins)
             for twin in (None, *seeds):
                 whole = name if twin is None else str(replace(model, untrained=True, seed=twin))
-                known = measured(whole, corpus, metrics, of_vectors, **given)
+                known = stored_tables(whole, corpus, metrics, of_vectors, **given)
                 if not known and twin is not None and given == usual:
                     known = shipped_twin(whole, corpus, metrics, of_vectors)
                 if not known:

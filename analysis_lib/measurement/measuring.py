@@ -135,7 +135,7 @@ def measure(
             workers left.
     """
     started = time.monotonic()
-    metrics = wanted(metrics)
+    metrics = resolvable(metrics)
     _refuse_work(workers, scheduler, worker_timeout, checkpoints, progress)
     settings = Settings(special_tokens, long_texts, tokens_per_batch, maps, intervention, tokens)
     refuse_unchanged(metrics, intervention)
@@ -153,7 +153,9 @@ def measure(
     _refuse_without_effect(model, settings)
     source = as_source(model)
     many = Workers(workers, scheduler, worker_timeout)
-    return _measured(source, corpus, metrics, settings, many, checkpoints, progress, started)
+    return _available_tables(
+        source, corpus, metrics, settings, many, checkpoints, progress, started
+    )
 
 
 def measure_sensible(
@@ -173,7 +175,9 @@ def measure_sensible(
     unavailable = _unavailable(metrics, model.layout, settings, unsupported)
     sensible = [metric for metric in metrics if metric.name not in unavailable]
     many = Workers(workers)
-    tables = _tables(source, corpus, sensible, settings, {}, many, None, progress, started)
+    tables = _stored_or_measured(
+        source, corpus, sensible, settings, {}, many, None, progress, started
+    )
     tables.run["left_out"] = unavailable | tables.leave_out_what_fails()
     return tables
 
@@ -235,7 +239,7 @@ def measure_vectors(
     [0.333]
     """
     started = time.monotonic()
-    metrics = wanted(metrics)
+    metrics = resolvable(metrics)
     _refuse_work(workers, None, WORKER_TIMEOUT, checkpoints, progress)
     given = GivenVectors(vectors)
     texts = given.texts(lengths, mask)
@@ -250,23 +254,25 @@ def measure_vectors(
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
     refuse_unavailable(given, corpus, metrics, Settings(), workers)
     many = Workers(workers)
-    return _measured(given, corpus, metrics, Settings(), many, checkpoints, progress, started)
+    return _available_tables(
+        given, corpus, metrics, Settings(), many, checkpoints, progress, started
+    )
 
 
-def _measured(
+def _available_tables(
     source: Source,
     corpus: Corpus,
     metrics: str | Iterable[str | Metric],
     settings: Settings,
     *work: object,
 ) -> Tables:
-    """The tables of a source; ``work`` are the further arguments of :func:`_tables`."""
+    """The tables of a source; ``work`` are the further arguments of :func:`_stored_or_measured`."""
     unsupported = source.unsupported(corpus.items, settings)
     unavailable = _unavailable(resolve(metrics), source.model.layout, settings, unsupported)
-    return _tables(source, corpus, metrics, settings, unavailable, *work)
+    return _stored_or_measured(source, corpus, metrics, settings, unavailable, *work)
 
 
-def _tables(
+def _stored_or_measured(
     source: Source,
     corpus: Corpus,
     metrics: str | Iterable[str | Metric],
@@ -281,22 +287,22 @@ def _tables(
     model = source.model
     if metrics != "all":
         _refuse(model.name, unavailable)
-    empty = [metric for metric in resolve(metrics) if metric.name not in unavailable]
+    accumulators = [metric for metric in resolve(metrics) if metric.name not in unavailable]
     with StoredMeasurements.of_model(model, corpus, settings).alone() as kept:
-        missing = [metric for metric in empty if not kept.fill(metric)]
+        missing = [metric for metric in accumulators if not kept.fill(metric)]
         unfinished = Progress(checkpoints, model, corpus, missing, settings)
         if missing:
             try:
-                report = _measure(source, corpus, missing, settings, unfinished, workers, progress)
+                report = _fill(source, corpus, missing, settings, unfinished, workers, progress)
             except KeyboardInterrupt:
                 hint = CONTINUES if unfinished.merged else ""
                 raise KeyboardInterrupt(hint) from None
             kept.report = kept.report.joined(report)
         run = _description(model, corpus, settings, kept.report, time.monotonic() - started)
-        run["formulas"] = formulas(empty)
+        run["formulas"] = formulas(accumulators)
         _say(model.name, run["notes"])
         kept.write(missing, run)
-    tables = Tables(empty, kept.report, run, unfinished.path)
+    tables = Tables(accumulators, kept.report, run, unfinished.path)
     run["left_out"] = dict(unavailable)
     if metrics == "all":
         run["left_out"] |= tables.leave_out_what_fails()
@@ -306,7 +312,7 @@ def _tables(
     return tables
 
 
-def wanted(metrics: str | Iterable[str | Metric]) -> str | list[str | Metric]:
+def resolvable(metrics: str | Iterable[str | Metric]) -> str | list[str | Metric]:
     """The metrics, to be read more than once; an AnalysisError if they cannot be resolved."""
     metrics = metrics if isinstance(metrics, str) else in_order("metrics", metrics, WANTED)
     resolve(metrics)
@@ -371,7 +377,7 @@ def refuse_unavailable(
             _refuse(model, unavailable)
 
 
-def measured(
+def stored_tables(
     name: str,
     corpus: Corpus,
     metrics: str | Iterable[str | Metric],
@@ -386,19 +392,21 @@ def measured(
         given: dtype, processor and device of the model, where they are not the usual ones.
     """
     kept = StoredMeasurements.of_name(name, corpus, settings, **given)
-    empty = resolve(metrics)
-    if metrics == "all" or not all(map(kept.fill, empty)):
+    accumulators = resolve(metrics)
+    if metrics == "all" or not all(map(kept.fill, accumulators)):
         return None
     _say(name, kept.run["notes"])
-    return Tables(empty, kept.report, kept.run | _units(corpus) | {"formulas": formulas(empty)})
+    return Tables(
+        accumulators, kept.report, kept.run | _units(corpus) | {"formulas": formulas(accumulators)}
+    )
 
 
-def _measure(
+def _fill(
     source: Source,
     corpus: Corpus,
     metrics: list[Metric],
     settings: Settings,
-    kept: Progress,
+    unfinished: Progress,
     workers: Workers,
     progress: bool,
 ) -> Report:
@@ -406,7 +414,7 @@ def _measure(
     # Before anything is measured: each would else end the run at its turn.
     source.refuse_unreadable(corpus.items)
     model = source.model
-    merging = kept.resume(metrics)
+    merging = unfinished.resume(metrics)
     shards = make_shards(source, corpus, metrics, settings, progress)
     read = [0, *itertools.accumulate(len(shard.items) for shard in shards)]
     shown_as = {
@@ -419,20 +427,20 @@ def _measure(
         try:
             # In the order of the shards, whichever finished first: the bytes do not depend on who
             # did what.
-            words = "; what is finished is kept" if kept.path else ""
+            words = "; what is finished is kept" if unfinished.path else ""
             with closing(results(shards[merging.shards :], source, workers, words)) as parts:
                 for count, result in parts:
                     whole = False
                     merging.add(count, result)
                     whole = True
-                    kept.keep(merging)
+                    unfinished.keep(merging)
                     shown.update(read[merging.shards] - shown.n)
         except BaseException:
             # What was stopped in the middle of a shard would count it twice. On a full disk, too,
             # what is said is what came first.
             with suppress(AnalysisError):
                 if whole:
-                    kept.keep(merging, now=True)
+                    unfinished.keep(merging, now=True)
             raise
     merging.close()
     if not merging.report.counted:
@@ -475,6 +483,7 @@ def _unavailable(
     """
     reasons = {}
     for metric in metrics:
+        # A metric that gets some of what it needs has fewer rows.
         if metric.needs <= unsupported.keys():
             reasons[metric.name] = unsupported[min(metric.needs)]
     if layout.maps and settings.maps == "flatten":
@@ -485,44 +494,62 @@ def _unavailable(
 
 
 def _refuse(model: str, unavailable: dict[str, str]) -> None:
-    for name, reason in unavailable.items():
+    if unavailable:
+        name, reason = next(iter(unavailable.items()))
         raise AnalysisError(f"{name} makes no sense for {model}: {reason}; leave it out")
 
 
 def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) -> list[str]:
     """What whoever reads the tables should know of how the corpus was read."""
     items = f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}"
-    most = f"the {capture.longest(model)} that are read" if report.cut or report.windowed else ""
-    longest = max(report.long.values(), default=0)
-    unknown = report.unknown / report.tokens
-    zeros = sum(report.zero_vectors.values())
-    empty = corpus.blank + report.empty
-    little = ", so that its numbers say little of these texts"
-    units = _units(corpus)["units"]
+    notes = []
     uncaptured = model.layout.uncaptured
-    more = f" and of {len(uncaptured) - 1} more modules" if len(uncaptured) > 1 else ""
-    applies = {
-        f"the attention of {', '.join(uncaptured[:1])}{more} is not captured, and in no "
-        "table": uncaptured,
-        f"{empty} {items} are blank or hold no token, and are left out": empty,
-        f"{report.cut} {items} are longer than {most}, and are cut there": report.cut,
-        f"{report.windowed} {items} are longer than {most}, and are read in "
-        "windows": report.windowed,
-        f"its tokenizer does not know {unknown:.0%} of the "
-        f"tokens{little * (unknown > MUCH_UNKNOWN)}": (unknown >= SOME_UNKNOWN),
-        f"{report.spelt} special tokens are spelt out in the texts, and count as their "
-        "own": report.spelt,
-        f"{report.doubled} texts begin with a token that its tokenizer puts before them: leave it "
-        "out": report.doubled,
-        f"{report.without_text} {items} have no text, so that its decoder reads the tokens alone "
-        "that begin one": (report.without_text),
-        f"{zeros} zero vectors have no direction and enter no cosine": zeros,
-        f"of {longest} of {report.tokens} tokens in some layer the vector is too long to "
-        "count": longest,
-        f"its {PLURAL[model.kind]} are one unit, so that there are no intervals": units == 1,
-        f"its intervals rest on {units} independent units, and are rough": 1 < units < FEW_UNITS,
-    }
-    return [note for note, is_so in applies.items() if is_so]
+    if uncaptured:
+        more = f" and of {len(uncaptured) - 1} more modules" if len(uncaptured) > 1 else ""
+        notes.append(f"the attention of {uncaptured[0]}{more} is not captured, and in no table")
+    empty = corpus.blank + report.empty
+    if empty:
+        notes.append(f"{empty} {items} are blank or hold no token, and are left out")
+    if report.cut:
+        limit = f"the {capture.longest(model)} that are read"
+        notes.append(f"{report.cut} {items} are longer than {limit}, and are cut there")
+    if report.windowed:
+        limit = f"the {capture.longest(model)} that are read"
+        notes.append(f"{report.windowed} {items} are longer than {limit}, and are read in windows")
+    unknown = report.unknown / report.tokens
+    if unknown >= SOME_UNKNOWN:
+        note = f"its tokenizer does not know {unknown:.0%} of the tokens"
+        if unknown > MUCH_UNKNOWN:
+            note += ", so that its numbers say little of these texts"
+        notes.append(note)
+    if report.spelt:
+        notes.append(
+            f"{report.spelt} special tokens are spelt out in the texts, and count as their own"
+        )
+    if report.doubled:
+        notes.append(
+            f"{report.doubled} texts begin with a token that its tokenizer puts before them: leave "
+            "it out"
+        )
+    if report.without_text:
+        notes.append(
+            f"{report.without_text} {items} have no text, so that its decoder reads the tokens "
+            "alone that begin one"
+        )
+    zeros = sum(report.zero_vectors.values())
+    if zeros:
+        notes.append(f"{zeros} zero vectors have no direction and enter no cosine")
+    longest = max(report.long.values(), default=0)
+    if longest:
+        notes.append(
+            f"of {longest} of {report.tokens} tokens in some layer the vector is too long to count"
+        )
+    units = _units(corpus)["units"]
+    if units == 1:
+        notes.append(f"its {PLURAL[model.kind]} are one unit, so that there are no intervals")
+    elif units < FEW_UNITS:
+        notes.append(f"its intervals rest on {units} independent units, and are rough")
+    return notes
 
 
 def _say(model: str, notes: Iterable[str]) -> None:

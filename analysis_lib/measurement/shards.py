@@ -87,8 +87,7 @@ def measure_shard(shard: Shard, source: Source | None = None) -> Result:
 
 
 def measure_shards(shards: Sequence[Shard], source: Source) -> Iterator[Result]:
-    """What :func:`measure_shard` gives of each; one begins while the last parts of the one before
-    are computed.
+    """The results of several shards, in order; the next begins before the last has ended.
 
     Where shards are cut into parts, the sums do not depend on how many threads compute these.
     """
@@ -112,20 +111,25 @@ def measure_shards(shards: Sequence[Shard], source: Source) -> Iterator[Result]:
                 for metric, more in zip(sums, metrics, strict=True):
                     metric.merge(more)
             report.merge(read)
-            if part.report is not None:
+            if part.is_last:
                 yield {metric.name: metric.arrays() for metric in sums}, report
                 sums = None
                 report = Report()
 
 
 class _Part(NamedTuple):
-    """Some batches of a shard in a row, or all of them; and what was read of the shard, where this
-    is its last part.
+    """Some batches of a shard in a row, or all of them.
+
+    Attributes:
+        is_last: whether the shard ends with them.
+        report: counts what is read of the items; it is whole once the last batch has been made, and
+            goes with the last part.
     """
 
     shard: Shard
     batches: Iterable[capture.Batch]
-    report: Report | None = None
+    is_last: bool
+    report: Report
 
 
 def _parts(shards: Iterable[Shard], source: Source, size: int | None) -> Iterator[_Part]:
@@ -133,16 +137,16 @@ def _parts(shards: Iterable[Shard], source: Source, size: int | None) -> Iterato
         try:
             batches, report = begin(shard, source)
             if size is None:
-                yield _Part(shard, batches, report)
+                yield _Part(shard, batches, True, report)
                 continue
             some = [*itertools.islice(batches, size)]
             while following := [*itertools.islice(batches, size)]:
-                yield _Part(shard, some)
+                yield _Part(shard, some, False, Report())
                 some = following
-            yield _Part(shard, some, report)
+            yield _Part(shard, some, True, report)
         except AnalysisError as error:
-            # In its turn: what was read before is good.
-            yield _Part(shard, _failing(error))
+            # It is raised when the turn of this part comes, after the results of earlier shards.
+            yield _Part(shard, _failing(error), True, Report())
 
 
 def _failing(error: AnalysisError) -> Iterator[capture.Batch]:
@@ -169,7 +173,7 @@ def _side_by_side(parts: Iterator[_Part], source: Source, threads: int) -> Itera
     first = [*itertools.islice(parts, threads)]
     threads = len(first)
     for batch in itertools.islice(first[0].batches, 1):
-        # Once, and not by every replica.
+        # The first of them, if there is any: once, and not by every replica.
         source.check(batch)
     free = SimpleQueue()
     free.put(source)
@@ -198,7 +202,6 @@ def _side_by_side(parts: Iterator[_Part], source: Source, threads: int) -> Itera
 
 def _measure_part(source: Source, part: _Part) -> Measured:
     metrics = [metric.fresh() for metric in part.shard.metrics]
-    report = part.report or Report()
     needs = frozenset().union(*(metric.needs for metric in metrics))
 
     def receive(activations: capture.Activations) -> None:
@@ -209,12 +212,12 @@ def _measure_part(source: Source, part: _Part) -> Measured:
             if "final" not in activations.spaces or "final" in metric.needs:
                 metric.update(activations)
         if activations.output is None:
-            report.add(activations)
+            part.report.add(activations)
 
     for batch in part.batches:
         source.run(batch, needs, receive, part.shard.settings.maps, part.shard.changes)
-    report.close()
-    return part, metrics, report
+    part.report.close()
+    return part, metrics, part.report
 
 
 # The threads of a worker share one model.

@@ -76,7 +76,7 @@ class LayerSums(Mapping[Name, np.ndarray]):
         layer: its number.
         space: of ``VECTOR_SPACES``; empty where keys name none.
         whole: by name, the sums over the whole corpus, without an axis of replicates.
-        left_out: of each replicate, the groups that are not in it.
+        left_out: of each replicate, the groups that are not in it: none, in the corpus as it is.
     """
 
     def __init__(self, layer: int, space: str, sums: dict[Name, GroupSums]) -> None:
@@ -103,9 +103,9 @@ class LayerSums(Mapping[Name, np.ndarray]):
         replicates = np.empty(shape)
         replicates[:] = total
         for index, groups in enumerate(self.left_out):
-            left_out = sums.of(groups)
-            if left_out:
-                replicates[index] -= functools.reduce(operator.add, left_out)
+            without = sums.of(groups)
+            if without:
+                replicates[index] -= functools.reduce(operator.add, without)
         return replicates
 
     def __iter__(self) -> Iterator[Name]:
@@ -156,8 +156,9 @@ class Metric(ABC):
 
     All that changes is in ``sums``: for each key, the sums of the jackknife groups (or of all
     utterances at once, see :meth:`add_whole`). Their size does not depend on the corpus. A key is
-    a tuple: a name, then the space if there are several, and last the layer. Other attributes are
-    parameters: set in ``__init__``, never changed, and part of what is kept is known by.
+    a tuple: a name, then the space if there are several (``by_space``), and last the layer. Other
+    attributes are parameters: set in ``__init__``, never changed, and part of what is kept is known
+    by.
 
     Attributes:
         name: of the table.
@@ -173,6 +174,7 @@ class Metric(ABC):
         optional: columns of numbers where 0 means none, and is missing in the table.
         interval: the column whose jackknife interval the table gives as ``ci_low`` and
             ``ci_high``, if any. A metric without one gets one replicate at a time.
+        by_space: whether the second word of every key is a space; the table then has one, too.
         limits: the range of that column, which its interval does not leave.
         smooth: whether that column changes little by little where utterances are left out, as a
             mean or a cosine does and a median does not: see
@@ -190,6 +192,7 @@ class Metric(ABC):
     axes: ClassVar[tuple[str, ...]] = ()
     order: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = ("head",)
+    by_space: ClassVar[bool] = False
     interval: ClassVar[str | None] = None
     limits: ClassVar[tuple[float, float] | None] = None
     smooth: ClassVar[bool] = True
@@ -258,16 +261,14 @@ class Metric(ABC):
             raise AnalysisError(f"{self.name}: nothing was measured")
         by_layer = defaultdict(dict)
         for (*words, layer), sums in arrays.items():
-            space = ""
-            if len(words) > 1 and words[1] in VECTOR_SPACES:
-                space = words.pop(1)
+            space = words.pop(1) if self.by_space else ""
             rank = VECTOR_SPACES.index(space or "hidden")
             name = words[0] if len(words) == 1 else tuple(words)
             by_layer[rank, layer, space][name] = sums
         layers = []
-        for rank_and_place, sums in sorted(by_layer.items(), key=operator.itemgetter(0)):
-            _, layer, space = rank_and_place
-            layers.append(LayerSums(layer, space, sums))
+        for key in sorted(by_layer):
+            _, layer, space = key
+            layers.append(LayerSums(layer, space, by_layer[key]))
         return layers
 
     def _table(
@@ -337,6 +338,7 @@ class Metric(ABC):
         further = len(shape)
         for axis, size in zip(self.axes, shape, strict=True):
             numbers = np.arange(size)
+            # The only head of hidden vectors stays 0, which is missing in the table.
             if axis == "head" and space not in WHOLE_SPACES:
                 numbers += 1
             further -= 1
@@ -353,9 +355,10 @@ class Metric(ABC):
         replicates = np.broadcast_to(columns[self.interval], shape)
         point, *parts = map(np.asarray, replicates)
         if self.counts is not None:
-            every, *counts = np.broadcast_to(columns[self.counts], shape)
+            of_all, *counts = np.broadcast_to(columns[self.counts], shape)
             for index, count in enumerate(counts):
-                has_no_part = count == every
+                # The group that is left out has nothing in these rows.
+                has_no_part = count == of_all
                 if has_no_part.any():
                     parts[index] = np.ma.array(parts[index], mask=has_no_part)
         low, high = jackknife_interval(point, parts, self.smooth)
@@ -385,7 +388,7 @@ class Metric(ABC):
         return arrays
 
     def occupied_groups(self) -> list[int]:
-        """The groups that hold an utterance."""
+        """The groups with a token that counts: the sums of others are zeros."""
         occupied = set()
         for groups, values in self.sums.values():
             is_occupied = values.reshape(len(groups), -1).any(1)

@@ -19,7 +19,7 @@ from analysis_lib.metrics.accumulator import (
 
 
 def mean_pair_cosine(
-    unit_sum: Float[np.ndarray, "*batch dim"], vectors: Float[np.ndarray, "*batch"]
+    unit_sum: Float[np.ndarray, "*batch dim"], count: Float[np.ndarray, "*batch"]
 ) -> Float[np.ndarray, "*batch"]:
     r"""The mean cosine of all pairs of distinct vectors, from the sum of the unit vectors.
 
@@ -28,7 +28,7 @@ def mean_pair_cosine(
 
     Args:
         unit_sum: Σ u_i.
-        vectors: N, at least 2.
+        count: N, how many vectors there are, at least 2.
 
     Returns:
         A cosine in [−1/(N − 1), 1]; NaN where N is below 2.
@@ -36,17 +36,16 @@ def mean_pair_cosine(
     >>> mean_pair_cosine(np.array([1.0, 1.0]), np.array(2.0))  # two orthogonal vectors
     array(0.)
     """
-    return np.asarray(((unit_sum**2).sum(-1) - vectors) / _pairs(vectors))
+    return np.asarray(((unit_sum**2).sum(-1) - count) / _pairs(count))
 
 
-def _pairs(vectors: np.ndarray | float) -> np.ndarray:
-    """How many ordered pairs of distinct ones there are; NaN where there is none."""
-    return np.where(vectors > 1, vectors * (vectors - 1), np.nan)
+def _pairs(count: np.ndarray | float) -> np.ndarray:
+    """How many ordered pairs of distinct vectors there are; NaN where there is none."""
+    return np.where(count > 1, count * (count - 1), np.nan)
 
 
 def isotropic_cosine_quantile(dimensions: int | float, probability: float = 0.95) -> float:
-    r"""The quantile of the cosine of two independent vectors whose directions are uniform in
-    ``dimensions``.
+    r"""The quantile of the cosine of two independent vectors with uniform directions.
 
     (1 + cos) / 2 follows a Beta((d − 1)/2, (d − 1)/2) law, so the quantile is exact; for large d it
     is near 1.645/√d at 95 % (Godey et al. 2024, app. B, draw samples instead).
@@ -88,6 +87,7 @@ class Anisotropy(Metric):
     name = "anisotropy"
     needs = frozenset(VECTOR_SPACES)
     axes = ("head",)
+    by_space = True
     interval = "cosine"
     limits = (-1, 1)
     counts = "tokens"
@@ -99,9 +99,9 @@ class Anisotropy(Metric):
             self.add(("vectors", space, layer), vectors.nonzero, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
-        vectors = sums["vectors"]
-        cosine = mean_pair_cosine(sums["unit_sum"], vectors)
-        return {"cosine": cosine, "tokens": vectors.astype(int)}
+        count = sums["vectors"]
+        cosine = mean_pair_cosine(sums["unit_sum"], count)
+        return {"cosine": cosine, "tokens": count.astype(int)}
 
     def table(self) -> pd.DataFrame:
         table = super().table()
@@ -121,6 +121,7 @@ class CosineByDimension(Metric):
     name = "cosine_by_dimension"
     needs = frozenset(WHOLE_SPACES)
     axes = ("dimension",)
+    by_space = True
     interval = "cosine"
     on_request = True
 
@@ -134,7 +135,7 @@ class CosineByDimension(Metric):
     def rows(self, sums: LayerSums) -> Columns:
         pairs = _pairs(sums["vectors"])[..., None]
         cosine = (sums["unit_sum"] ** 2 - sums["unit_squares"]) / pairs
-        # Hidden vectors have one head.
+        # Of shape replicate x head x dimension; hidden vectors have one head.
         return {"cosine": cosine[:, 0]}
 
 
@@ -151,6 +152,7 @@ class UtteranceSimilarity(Metric):
     name = "utterance_similarity"
     needs = frozenset(VECTOR_SPACES)
     axes = ("head",)
+    by_space = True
     interval = "similarity"
     limits = (-1, 1)
     counts = "utterances"

@@ -34,10 +34,10 @@ class AttentionEntropy(Metric):
         if attention is None:
             return
         entropy = attention.entropy.double()
-        keys = attention.keys
+        key_counts = attention.key_counts
         counted = attention.counted.double().unsqueeze(1)
-        several = counted * (keys > 1).unsqueeze(1)
-        largest = keys.clamp_min(2).log().unsqueeze(1)
+        several = counted * (key_counts > 1).unsqueeze(1)
+        largest = key_counts.clamp_min(2).log().unsqueeze(1)
         nats = (entropy * counted).sum(-1)
         normalised = (entropy / largest * several).sum(-1)
         self.add(("nats", layer), nats, activations)

@@ -35,7 +35,7 @@ class AttentionDistance(Metric):
         counted = attention.counted.double()
 
         def distances(block: Block) -> Tensor:
-            apart = (block.queries[:, None] - block.keys).abs()
+            apart = (block.query_positions[:, None] - block.key_positions).abs()
             return (block.average(apart) * block.of_queries(counted)).sum(-1)
 
         self.add(("distance", layer), attention.reduce(distances), activations)

@@ -121,6 +121,7 @@ class Isotropy(Metric):
     name = "isotropy"
     needs: frozenset[str] = frozenset({"hidden"})
     axes = ("head",)
+    by_space = True
     interval = "deviations"
     on_request = True
 

@@ -20,6 +20,7 @@ class MeanVector(Metric):
     name = "mean_vector"
     needs = frozenset(VECTOR_SPACES)
     axes = ("head",)
+    by_space = True
 
     def update(self, activations: Activations) -> None:
         layer = activations.layer
@@ -48,6 +49,7 @@ class HeadMeans(Metric):
     name = "head_means"
     needs = frozenset({"query", "key", "value"})
     axes = ("head", "dimension")
+    by_space = True
 
     def update(self, activations: Activations) -> None:
         layer = activations.layer
@@ -61,8 +63,9 @@ class HeadMeans(Metric):
 
 
 class QueryKeyAlignment(Metric):
-    """Cosine and scalar product of the mean query and the mean key of a head, after bias (Godey et
-    al. 2024, sec. 5).
+    """Cosine and scalar product of the mean query and the mean key of a head, after bias.
+
+    Source: Godey et al. 2024, sec. 5.
 
     Columns: layer, head, cosine in [−1, 1] (NaN where a mean is exactly zero), its 95 % interval,
     and dot, before the 1/√d' scaling.

@@ -21,7 +21,7 @@ ROOMS = (2**19, HEADS * TOKENS**2, TOKENS**2, 11 * TOKENS, 1)
 
 
 def of_earlier_keys(block: Block) -> torch.Tensor:
-    is_earlier = block.queries[:, None] > block.keys
+    is_earlier = block.query_positions[:, None] > block.key_positions
     shares = block.average(is_earlier.to(block.powers.dtype))
     torch.testing.assert_close(shares, (block.weights * is_earlier).sum(-1))
     return shares.sum(-1)

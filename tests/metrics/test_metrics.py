@@ -444,6 +444,27 @@ class Misshapen(metrics.Metric):
         return {"norm": sums["norms"]}
 
 
+class OfTerms(metrics.Metric):
+    """Sums of terms, one of which is called like a space."""
+
+    name, needs, axes = "of_terms", frozenset({"hidden"}), ("term",)
+
+    def update(self, activations):
+        norms = activations.spaces["hidden"].norms.sum((1, 2))
+        for term in ("content", "key"):
+            self.add(("sum", term, activations.layer), norms, activations)
+
+    def rows(self, sums):
+        terms = np.array(["content", "key"], object)
+        return {"term": terms, "norm": np.stack([sums["sum", term] for term in terms], -1)}
+
+
+def test_a_term_may_be_called_like_a_space(model):
+    table = measure(model, list(TEXTS), [OfTerms()], progress=False)["of_terms"]
+    assert table.columns.tolist() == ["layer", "term", "norm"]
+    assert table["term"].tolist() == ["content", "key"] * 4
+
+
 def test_columns_of_another_shape_than_the_axes_are_one_clear_line(model):
     with pytest.raises(
         AnalysisError, match=r"misshapen: .*'norm': \(1, 1\).* let rows give arrays of replicate"
