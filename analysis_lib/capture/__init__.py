@@ -24,6 +24,7 @@ from analysis_lib.capture.batching import batches, longest, unreadable
 from analysis_lib.capture.checked_pass import check, lacking, run
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.interface import IMPLEMENTATION, attended_by
+from analysis_lib.capture.memory import OutOfMemory
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Owners, Tokens, Visibility, unpadded
 from analysis_lib.capture.vectors import Vectors

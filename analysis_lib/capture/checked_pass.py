@@ -27,6 +27,7 @@ from analysis_lib.capture.batching import batches
 from analysis_lib.capture.forward_pass import NotCaptured, captured_pass, given_out
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.interventions import Changes
+from analysis_lib.capture.memory import memory_errors
 from analysis_lib.capture.projections import NotLinear, is_plain
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel, load_model
@@ -58,10 +59,12 @@ def run(
         changes: what is changed on the way.
 
     Raises:
+        OutOfMemory: the batch does not fit.
         AnalysisError: the attention of a block was not captured, or not exactly.
     """
     check(loaded, batch)
-    with loaded.lock, evaluated(loaded.outer), _full_precision(loaded):
+    memory = memory_errors(loaded, batch)
+    with loaded.lock, evaluated(loaded.outer), _full_precision(loaded), memory:
         # A metric of several spaces does without those that cannot be had.
         needs = needs.difference(loaded.unsupported)
         captured_pass(loaded, batch, needs, receive, maps, changes)
@@ -192,7 +195,8 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
     needs = frozenset({*SPACES, WEIGHTS, SCORES}).difference(loaded.unsupported)
     with without_gradients(loaded.outer), _full_precision(loaded):
         try:
-            plain = given_out(loaded.answer(batch.inputs).body)
+            with memory_errors(loaded, batch):
+                plain = given_out(loaded.answer(batch.inputs).body)
         except AnalysisError:
             raise
         except Exception as error:
@@ -202,7 +206,8 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
                 "other data"
             ) from error
         within = torch.finfo(loaded.model.dtype).eps ** 0.5
-        captured = captured_pass(loaded, batch, needs, partial(_prove_scores, within))
+        with memory_errors(loaded, batch):
+            captured = captured_pass(loaded, batch, needs, partial(_prove_scores, within))
     if not plain.isfinite().all():
         return math.nan
     tokens = batch.shifted or batch.tokens

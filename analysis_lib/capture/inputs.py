@@ -90,6 +90,7 @@ class Reading:
         spelt: special tokens that are spelt out in a text, and are tokens of that text.
         doubled: texts that begin with the token that the tokenizer puts before them anyway.
         without_text: sounds of which a decoder reads no text, since none is known.
+        halved: parts of the corpus whose batches did not fit the memory, and were made smaller.
     """
 
     utterances: int = 0
@@ -100,6 +101,7 @@ class Reading:
     spelt: int = 0
     doubled: int = 0
     without_text: int = 0
+    halved: int = 0
 
     def split(self, length: int, limit: int, windows: bool) -> list[slice]:
         """The parts of an item to read: one if it fits; else its beginning, or every window. The

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from analysis_lib.capture.activations import CurrentLayer
 from analysis_lib.capture.interventions import SIDES
+from analysis_lib.capture.memory import is_out_of_memory
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
@@ -241,6 +242,8 @@ def _applied(
     try:
         answers = wide(first_vectors(projection(units)))[0]
     except (RuntimeError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
         name = type(projection).__name__
         raise NotLinear(
             f"its keys come from a {name} that answers to no other vectors ({error})"

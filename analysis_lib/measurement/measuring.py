@@ -536,6 +536,11 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
             f"{report.without_text} {items} have no text, so that its decoder reads the tokens "
             "alone that begin one"
         )
+    if report.halved:
+        notes.append(
+            "its batches did not fit the memory, and were made smaller: a smaller tokens_per_batch "
+            "saves the attempt"
+        )
     zeros = sum(report.zero_vectors.values())
     if zeros:
         notes.append(f"{zeros} zero vectors have no direction and enter no cosine")

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -89,10 +89,35 @@ def measure_shard(shard: Shard, source: Source | None = None) -> Result:
 def measure_shards(shards: Sequence[Shard], source: Source) -> Iterator[Result]:
     """The results of several shards, in order; the next begins before the last has ended.
 
-    Where shards are cut into parts, the sums do not depend on how many threads compute these.
+    Where shards are cut into parts, the sums do not depend on how many threads compute these. A
+    shard with a batch that does not fit the memory is measured anew with batches of half the size,
+    and so are those after it.
+
+    Raises:
+        OutOfMemory: a single utterance does not fit.
     """
-    if not shards:
-        return
+    left = deque(shards)
+    is_halved = False
+    while left:
+        try:
+            for sums, report in _measure_in_order(left, source):
+                report.halved = int(is_halved)
+                left.popleft()
+                yield sums, report
+        except capture.OutOfMemory as error:
+            if not error.several:
+                raise
+            is_halved = True
+            left = deque(_halved(shard) for shard in left)
+            torch.cuda.empty_cache()
+
+
+def _halved(shard: Shard) -> Shard:
+    tokens = max(1, shard.settings.tokens_per_batch // 2)
+    return replace(shard, settings=replace(shard.settings, tokens_per_batch=tokens))
+
+
+def _measure_in_order(shards: Sequence[Shard], source: Source) -> Iterator[Result]:
     at_once = 1
     threads = shards[0].threads
     size = None
@@ -102,7 +127,7 @@ def measure_shards(shards: Sequence[Shard], source: Source) -> Iterator[Result]:
         size = BATCHES_PER_PART
     sums = None
     report = Report()
-    measured = _side_by_side(_parts(shards, source, size), source, at_once)
+    measured = _side_by_side(_parts([*shards], source, size), source, at_once)
     with processes.threads(threads), closing(measured):
         for part, metrics, read in measured:
             if sums is None:
