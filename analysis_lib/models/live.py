@@ -10,6 +10,7 @@ from torch import nn
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.devices import weights
+from analysis_lib.models.fingerprint import fingerprint
 from analysis_lib.models.loaded import LoadedModel
 from analysis_lib.models.names import ModelName
 
@@ -49,7 +50,7 @@ def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedMod
             "processor="
         )
     bare = bare_model(model)
-    revision = _weights_hash(outer)
+    revision = _revision(outer)
     if part:
         return LoadedModel(str(ModelName(name, part=part)), revision, bare, processor, part=part)
     loaded = LoadedModel(name, revision, bare, processor, outer=outer)
@@ -111,7 +112,7 @@ def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedMo
     return whole
 
 
-def _weights_hash(model: nn.Module) -> str:
+def _revision(model: nn.Module) -> str:
     """A hash of the weights, and of adapters and hooks as far as these can be described."""
     digest = hashlib.sha256(f"{type(model).__qualname__} {model.config!r}".encode())
     for name, module in model.named_modules():
@@ -123,7 +124,5 @@ def _weights_hash(model: nn.Module) -> str:
             digest.update(
                 repr([name, settings, module._forward_hooks, module._forward_pre_hooks]).encode()
             )
-    for name, weight in weights(model):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    digest.update(fingerprint(weights(model)).encode())
     return f"weights sha256:{digest.hexdigest()}"

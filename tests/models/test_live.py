@@ -328,7 +328,7 @@ def test_the_precisions_have_names(tmp_path):
 def test_the_metric_of_ones_own_that_the_book_shows_runs(bert):
     page = Path(__file__).parents[2] / "book" / "using.md"
     (code,) = re.findall(
-        r"```python\n(import pandas as pd\nfrom analysis_lib import measure.*?)\nmeasure\(",
+        r"```python\n(from analysis_lib import measure, metrics.*?)\nmeasure\(",
         page.read_text(),
         re.DOTALL,
     )
