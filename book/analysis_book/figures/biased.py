@@ -33,9 +33,8 @@ def cone(
         still: HTML that stands for it where no script runs; a picture of it unless given.
     """
     angles = 2 * np.pi * (np.arange(points) + 0.5) / points
-    table = pd.DataFrame(
-        {"query": np.arange(1, points + 1), "x": np.cos(angles), "y": np.sin(angles)}
-    )
+    numbers = np.arange(1, points + 1)
+    table = pd.DataFrame({"query": numbers, "x": np.cos(angles), "y": np.sin(angles)})
     data = [{"name": "vectors", "source": "rows", "transform": _transform(points)}]
     caption = (
         caption

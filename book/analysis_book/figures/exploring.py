@@ -177,37 +177,22 @@ def dimensions(
     if effects is not None and len(effects):
         tables["effects"] = _effects(effects)
         title = "'Keys of layer ' + layer + ' without dimension ' + dimension"
-        panels.append(
-            _by_type(
-                "datum.part == 'effect'", title, "change of the mean weight per key", ".0%", DONE
-            )
-        )
+        number = "change of the mean weight per key"
+        panels.append(_by_type("datum.part == 'effect'", title, number, ".0%", DONE))
         words = TYPED.replace(".3~r", "+.0%")
         for arm in effects["arm"].unique():
+            before = f"{ARMS[arm]}, attention changes: "
             otherwise = "What it does was not measured" if arm == "alone" else ""
-            said.append(
-                (
-                    "numbers",
-                    f"datum.arm == '{arm}'",
-                    words,
-                    f"{ARMS[arm]}, attention changes: ",
-                    otherwise,
-                )
-            )
+            said.append(("numbers", f"datum.arm == '{arm}'", words, before, otherwise))
     caption = (
         caption
         or "What dimensions add to the scores of a layer, by type of key, and one of them by layer."
     )
-    data = _data(
-        rows, lists, "(datum.head == 0 || datum.head == heads)", "true", tables.get("effects")
-    )
-    for made, of in (("chosen", ["part", "dimension"]), ("sums", ["part", "type"])):
-        sums = {"fields": ["number", "number"], "ops": ["sum", "count"], "as": ["number", "count"]}
-        transform = [
-            *steps(f"datum.layer == layer && {heads} && {AMONG}"),
-            {"type": "aggregate", "groupby": of} | sums,
-        ]
-        data.append({"name": made, "source": "numbers", "transform": transform})
+    of_rows = "(datum.head == 0 || datum.head == heads)"
+    data = _data(rows, lists, of_rows, "true", tables.get("effects"))
+    together = f"datum.layer == layer && {heads} && {AMONG}"
+    data.append(_sums("chosen", "dimension", together))
+    data.append(_sums("sums", "type", together))
     return View(
         name,
         caption,
@@ -220,6 +205,18 @@ def dimensions(
         start=start,
         sweeps={0: "together"},
     )
+
+
+def _sums(name: str, by: str, chosen: str) -> dict:
+    """Vega's data set of the sums of the chosen numbers, by their part and by another field."""
+    aggregate = {
+        "type": "aggregate",
+        "groupby": ["part", by],
+        "fields": ["number", "number"],
+        "ops": ["sum", "count"],
+        "as": ["number", "count"],
+    }
+    return {"name": name, "source": "numbers", "transform": [*steps(chosen), aggregate]}
 
 
 def _with_values(rows: pd.DataFrame) -> set[str]:
@@ -291,14 +288,16 @@ def rows_of(measured: Measured) -> pd.DataFrame:
             heads.append(_of_heads(tables))
             layers.append(_of_layers(tables))
         if heads:
-            frame = pd.concat([pd.concat(heads, axis=1).sort_index(), *layers]).reset_index()
+            of_heads = pd.concat(heads, axis=1).sort_index()
+            frame = pd.concat([of_heads, *layers]).reset_index()
             models.append(frame.assign(model=title).astype(dict.fromkeys(KEY, int)))
     if not models:
         raise AnalysisError(
             f"nothing by head was measured of {', '.join(measured)}: measure anisotropy, ..."
         )
     rows = pd.concat(models, ignore_index=True)
-    order = ["model", *KEY, "dimensions", *(f"{c}{end}" for c in COLUMNS for end in ENDS.values())]
+    numbers = [f"{column}{end}" for column in COLUMNS for end in ENDS.values()]
+    order = ["model", *KEY, "dimensions", *numbers]
     return _cut_to_room(rows[[column for column in order if column in rows]])
 
 
@@ -322,7 +321,8 @@ def _by(
 ) -> pd.DataFrame:
     """A number for each kind in a column, with its interval: columns as in COLUMNS, with ENDS."""
     wide = rows.rename(columns={value: ""}).astype({column: str})
-    wide = wide.pivot(index=index, columns=column, values=[end for end in ENDS if end in wide])
+    values = [end for end in ENDS if end in wide]
+    wide = wide.pivot(index=index, columns=column, values=values)
     return wide.set_axis([f"{prefix}{kind}{ENDS[end]}" for end, kind in wide], axis=1)
 
 
@@ -501,9 +501,10 @@ def _heat_map(chosen: str) -> alt.LayerChart:
     cells = _chart("numbers", f"datum.head > 0 && {chosen}").transform_calculate(
         size="abs(datum.number)", words=WORDS
     )
+    sizes = alt.Scale(range=[0, 1], zero=True)
     cells = cells.mark_rect(opacity=1).encode(
         color=alt.condition("datum.number < 0", alt.value(COLOURS[1]), alt.value(COLOURS[0])),
-        opacity=alt.Opacity("size:Q", scale=alt.Scale(range=[0, 1], zero=True), legend=legend),
+        opacity=alt.Opacity("size:Q", scale=sizes, legend=legend),
         tooltip=["layer:Q", "head:Q", alt.Tooltip("words:N", title="value")],
     )
     width = alt.condition(HERE, alt.value(5), alt.value(1))
@@ -517,9 +518,8 @@ def _by_type(
 ) -> alt.LayerChart:
     """A bar with its interval for each type of key, and for each arm."""
     base = _chart("numbers", chosen).transform_calculate(done=f"{ARMS}[datum.arm] || '{DONE[0]}'")
-    base = base.encode(
-        alt.Y("type:N", title=None, sort=[*NAMES.values()]), alt.YOffset("done:N", sort=DONE)
-    )
+    y = alt.Y("type:N", title=None, sort=[*NAMES.values()])
+    base = base.encode(y, alt.YOffset("done:N", sort=DONE))
     scale = alt.Scale(domain=DONE, range=[COLOURS[0], COLOURS[4]])
     legend = alt.Legend(title=None, columns=1, labelLimit=0) if arms else None
     bars = base.mark_bar(height=10).encode(
@@ -554,7 +554,8 @@ def _points(
     color = alt.Color("type:N", scale=colours, legend=legend)
     shape = alt.Shape("type:N", scale=shapes, legend=legend)
     points = base.mark_point(filled=True, size=70, opacity=1, tooltip={"content": "encoding"})
-    width = alt.when(f"datum.{at} == {at}").then(alt.value(1.5)).when(among).then(alt.value(0.75))
+    width = alt.when(f"datum.{at} == {at}").then(alt.value(1.5))
+    width = width.when(among).then(alt.value(0.75))
     outline = base.mark_rect(fillOpacity=0, stroke=INK).encode(
         strokeWidth=width.otherwise(alt.value(0))
     )
@@ -573,7 +574,8 @@ def _by_dimension(
     base = base.transform_joinaggregate(most="max(size)", groupby=["dimension"])
     base = base.transform_calculate(rank=rank)
     base = base.encode(alt.Y("dimension:O", sort=alt.EncodingSortField("rank", op="min")))
-    number = alt.X("number:Q", title=None, scale=alt.Scale(padding=8), axis=alt.Axis(tickCount=5))
+    axis = alt.Axis(tickCount=5)
+    number = alt.X("number:Q", title=None, scale=alt.Scale(padding=8), axis=axis)
     layers = _points(base, "dimension", columns, number, among=among)
     return _titled(title, {"step": 18}, "Dimensions of a layer", *layers)
 

@@ -69,7 +69,9 @@ def band(
         ax: where to draw; the current axes by default.
     """
     ax = ax or plt.gca()
-    groups = [(None, data)] if hue is None else list(data.groupby(hue, sort=False, observed=True))
+    groups = [(None, data)]
+    if hue is not None:
+        groups = list(data.groupby(hue, sort=False, observed=True))
     colours = sns.color_palette(n_colors=len(groups))
     for (_, rows), colour in zip(groups, colours, strict=True):
         parts = [(None, rows)] if units is None else rows.groupby(units)
@@ -145,10 +147,12 @@ def step_axis(axes: Axes, steps: Iterable[int]) -> None:
     first = min((step for step in steps if step), default=1)
     last = max(*steps, 1)
     axes.set_xscale("symlog", linthresh=first, linscale=0.5)
+    ticks = {0, first, last}
     # More numbers, or one close to the first checkpoint, would touch in a narrow panel.
-    between = (round(last / part) for part in (10, 100, 1000) if last / part > 2 * first)
-    ticks = sorted({0, first, last, *between})
-    axes.set_xticks(ticks)
+    for part in (10, 100, 1000):
+        if last / part > 2 * first:
+            ticks.add(round(last / part))
+    axes.set_xticks(sorted(ticks))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(-0.15 * first, last * 1.15)

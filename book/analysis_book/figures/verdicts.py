@@ -43,7 +43,8 @@ class Verdicts:
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}, {"verdicts": records}
 
     def __repr__(self) -> str:
-        table = self.rows.assign(on=about(self.rows), number=self.rows.apply(number, axis=1))
+        numbers = self.rows.apply(number, axis=1)
+        table = self.rows.assign(on=about(self.rows), number=numbers)
         return table[["on", "verdict", "number", "claim"]].to_string(index=False)
 
     def _repr_html_(self) -> str:
@@ -59,7 +60,8 @@ def claim_line(rows: pd.DataFrame, addresses: list[str] | None = None) -> str:
     records = rows.to_dict("records")
     chips = []
     body = []
-    for name, row, address in zip(about(rows), records, addresses or [""] * len(rows), strict=True):
+    links = addresses or [""] * len(rows)
+    for name, row, address in zip(about(rows), records, links, strict=True):
         chips.append(_chip(name, row, span))
         body.append(_row(name, row, address))
     up = "" if addresses else "../"
