@@ -1,5 +1,4 @@
-"""The second copy button of a code cell: the cell with what it needs of the cells above it, as a
-script.
+"""The second copy button of a code cell: a script of it and what it needs of the cells above.
 
 A Sphinx extension adds the button to the pages of notebooks (``_config.yml`` names it);
 ``book/_static/copying.js`` answers a click.
@@ -34,12 +33,11 @@ class Statement:
     number: int  # of the cell of the notebook
     trees: Sequence[gast.AST]
     imported: bool = False
-    sets_up: bool = False  # whether it is a call in a cell of imports
+    sets_up: bool = False  # a call in a cell of imports
 
 
 def scripts(cells: Sequence[str]) -> list[str]:
-    """Each of a notebook's code cells as a script that runs by itself, or "" for a cell that is not
-    Python.
+    """Each of a notebook's code cells as a script that runs by itself; "" if it is not Python.
 
     A script holds the statements above that give a value to the names that its cell reads, those
     that change these values, and so on; imports come first. A value is changed by an assignment to
@@ -54,33 +52,37 @@ def scripts(cells: Sequence[str]) -> list[str]:
     <BLANKLINE>
     print(math.pi * r**2)
     """
-    units = [unit for number, source in enumerate(cells) for unit in statements(number, source)]
-    return [
-        _script([unit for unit in units if unit.number <= number], number)
-        for number in range(len(cells))
-    ]
+    units = []
+    whole = []
+    for number, source in enumerate(cells):
+        units += statements(number, source)
+        whole.append(_script(units, number))
+    return whole
 
 
 def _script(units: Sequence[Statement], number: int) -> str:
+    """The script of a cell, from the statements up to its end."""
     if not any(unit.number == number for unit in units):
         return ""
-    needed, queue, needs = (
-        set(),
-        {unit for unit in units if unit.sets_up or unit.number == number},
-        _needs(units),
-    )
+    needs = _needs(units)
+    reached = set()
+    queue = {unit for unit in units if unit.sets_up or unit.number == number}
     while queue:
-        needed |= queue
-        queue = set().union(*(needs[unit] for unit in queue)) - needed
-    needed = [unit for unit in units if unit in needed]
-    parts = [_merged(first)] if (first := [unit.source for unit in needed if unit.imported]) else []
-    # What is set up stands with the imports.
-    rest = itertools.groupby(
-        (unit for unit in needed if not unit.imported), lambda unit: (unit.sets_up, unit.number)
-    )
-    for (sets_up, _), group in rest:
+        reached |= queue
+        queue = set().union(*(needs[unit] for unit in queue)) - reached
+    needed = [unit for unit in units if unit in reached]
+    parts = []
+    imports = [unit.source for unit in needed if unit.imported]
+    if imports:
+        parts.append(_merged(imports))
+    others = [unit for unit in needed if not unit.imported]
+    for (sets_up, _), group in itertools.groupby(others, lambda unit: (unit.sets_up, unit.number)):
         text = "\n".join(unit.source for unit in group).strip("\n")
-        parts = [f"{parts[0]}\n{text}", *parts[1:]] if sets_up and parts else [*parts, text]
+        if sets_up and parts:
+            # It stands with the imports.
+            parts[0] += f"\n{text}"
+        else:
+            parts.append(text)
     return "\n\n".join(parts)
 
 
@@ -88,88 +90,101 @@ def _merged(imports: Sequence[str]) -> str:
     """Imports of one name each, those from one module in a line."""
     lines: dict[str, list[str]] = {}
     for line in imports:
-        start, word, name = (
-            line.rpartition(" import ") if line.startswith("from ") else (line, "", "")
-        )
-        lines.setdefault(start + word, []).extend([name] if name else [])
+        if line.startswith("from "):
+            start, word, name = line.rpartition(" import ")
+            lines.setdefault(start + word, []).append(name)
+        else:
+            lines.setdefault(line, [])
     return "\n".join(start + ", ".join(dict.fromkeys(names)) for start, names in lines.items())
 
 
 def statements(number: int, source: str) -> Iterator[Statement]:
     """The statements of a cell, with the lines between them; imports of one name each."""
     try:
-        lines, tree, end = source.splitlines(), gast.parse(source), 0
+        tree = gast.parse(source)
     except SyntaxError:  # Lines of IPython, or another language.
         return
-    # What a cell calls right after its imports sets the notebook up.
-    opening = list(
-        itertools.takewhile(lambda node: isinstance(node, IMPORT | gast.Expr), tree.body)
-    )
-    opening = opening if any(isinstance(node, IMPORT) for node in opening) else []
+    lines = source.splitlines()
+    end = 0
+    opening = _opening(tree)
     for _, group in itertools.groupby(tree.body, lambda node: node.lineno):
         *_, node = trees = [*group]
         part = "\n".join(lines[end : node.end_lineno])
         end = node.end_lineno
         if isinstance(node, IMPORT) and len(trees) == 1:
+            fields = {name: getattr(node, name) for name in node._fields}
             for alias in node.names:
-                one = type(node)(
-                    **{**{name: getattr(node, name) for name in node._fields}, "names": [alias]}
-                )
-                yield Statement(gast.unparse(one).strip(), number, [one], imported=True)
+                single = type(node)(**{**fields, "names": [alias]})
+                yield Statement(gast.unparse(single).strip(), number, [single], imported=True)
         else:
             yield Statement(part, number, trees, sets_up=node in opening)
 
 
+def _opening(cell: gast.Module) -> list[gast.stmt]:
+    """The imports and calls that begin a cell, and set the notebook up; none without an import."""
+    opening = []
+    for node in cell.body:
+        if not isinstance(node, IMPORT | gast.Expr):
+            break
+        opening.append(node)
+    return opening if any(isinstance(node, IMPORT) for node in opening) else []
+
+
 class _Chains(DefUseChains):
-    """Where each value is given and read; names without a value are those of the builtins, or of
-    later cells.
+    """The statements where each value is given and read.
+
+    Names without a value are those of the builtins, or of later cells.
     """
 
     def unbound_identifier(self, name: str, node: gast.AST) -> None: ...
 
 
 def _needs(units: Sequence[Statement]) -> dict[Statement, set[Statement]]:
-    """By statement, those that give a value which it reads, and those before it that change this
-    value.
-    """
-    module, chains = gast.Module([tree for unit in units for tree in unit.trees], []), _Chains()
+    """By statement, those that give a value which it reads, or change it before that."""
+    module = gast.Module([tree for unit in units for tree in unit.trees], [])
+    chains = _Chains()
     chains.visit(module)
-    places = {
-        node: i for i, unit in enumerate(units) for tree in unit.trees for node in gast.walk(tree)
-    }
-    changed, needs = _changed(module), defaultdict(set)
-    for value in (
-        value for value in chains.chains.values() if value.node in places
-    ):  # No builtins.
-        giver = places[value.node]
-        readers = [user.node for user in value.users() if user.node in places]
-        changing = {
-            places[node] for node in readers if node in changed and not units[giver].imported
-        }
-        for place in map(places.get, readers):
-            needs[units[place]] |= {units[giver]} | {units[one] for one in changing if one < place}
+    # Of each node, the index of its statement.
+    index = {}
+    for i, unit in enumerate(units):
+        for tree in unit.trees:
+            index |= dict.fromkeys(gast.walk(tree), i)
+    changed = _changed(module)
+    needs = defaultdict(set)
+    for value in chains.chains.values():
+        # No builtins.
+        if value.node not in index:
+            continue
+        giver = units[index[value.node]]
+        readers = [user.node for user in value.users() if user.node in index]
+        changing = set()
+        if not giver.imported:
+            changing = {index[node] for node in readers if node in changed}
+        for node in readers:
+            reader = index[node]
+            before = {units[i] for i in changing if i < reader}
+            needs[units[reader]] |= {giver} | before
     return needs
 
 
 def _changed(tree: gast.AST) -> set[gast.Name]:
     """The names whose value a statement changes, where they stand."""
-    found: set = set()
+    changed: set[gast.Name] = set()
     # From the inside out: what changes an item in an inner loop changes what the outer loop runs
     # over.
     for node in reversed(list(gast.walk(tree))):
-        if isinstance(node, gast.Attribute | gast.Subscript) and not isinstance(
-            node.ctx, gast.Load
-        ):
-            found |= _base(node)
+        if isinstance(node, gast.Attribute | gast.Subscript):
+            if not isinstance(node.ctx, gast.Load):
+                changed |= _base(node)
         elif isinstance(node, gast.Expr) and isinstance(node.value, gast.Call):
-            found |= (
-                _base(node.value.func) if isinstance(node.value.func, gast.Attribute) else set()
-            )
+            function = node.value.func
+            if isinstance(function, gast.Attribute):
+                changed |= _base(function)
         elif isinstance(node, gast.For):
             items = {name.id for name in gast.walk(node.target) if isinstance(name, gast.Name)}
-            if items & {name.id for name in found}:
-                found |= {name for name in gast.walk(node.iter) if isinstance(name, gast.Name)}
-    return found
+            if items & {name.id for name in changed}:
+                changed |= {name for name in gast.walk(node.iter) if isinstance(name, gast.Name)}
+    return changed
 
 
 def _base(node: gast.AST) -> set[gast.Name]:
@@ -182,7 +197,7 @@ def _base(node: gast.AST) -> set[gast.Name]:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls when it loads the extension."""
+    """Register the extension with Sphinx."""
     app.connect("doctree-read", _add_buttons)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 

@@ -61,29 +61,27 @@ class Ledger(SphinxDirective):
                 '<details class="claim" '
                 f'id="{claim["id"]}"><summary>{head}</summary><p>{needs}</p></details>'
             )
-        return claim_line(
-            rows, [f"{row.judged_by}.html#{row.figure or row.id}" for row in rows.itertuples()]
-        )
+        addresses = []
+        for row in rows.itertuples():
+            addresses.append(f"{row.judged_by}.html#{row.figure or row.id}")
+        return claim_line(rows, addresses)
 
 
 class Counts(SphinxDirective):
-    """Of how many claims of each paper what was found."""
+    """The number of claims with each outcome, by paper."""
 
     def run(self) -> list[nodes.Node]:
-        found = outcomes(gathered(self.env))
-        counts = found.groupby("paper", sort=False)["outcome"].value_counts().unstack(fill_value=0)
+        by_paper = outcomes(gathered(self.env)).groupby("paper", sort=False)
+        counts = by_paper["outcome"].value_counts().unstack(fill_value=0)
         counts = counts.reindex(columns=KINDS, fill_value=0)
         lines = [f"| {' | '.join(('claims of', *KINDS))} |", "|:---|" + "---:|" * len(KINDS)]
-        lines += [
-            f"| {paper} | {' | '.join(map(str, row))} |" for paper, *row in counts.itertuples()
-        ]
+        for paper, *row in counts.itertuples():
+            lines.append(f"| {paper} | {' | '.join(map(str, row))} |")
         return self.parse_text_to_nodes("\n".join(lines))
 
 
 class Synthesis(SphinxDirective):
-    """Sentences on what was found; where a number of theirs is not there, or its verdict is another
-    one, none.
-    """
+    """Sentences on the verdicts, if all numbers are there with the verdicts that they name."""
 
     has_content = True
 
@@ -97,19 +95,21 @@ class Synthesis(SphinxDirective):
             )
         return self.parse_text_to_nodes(text)
 
-    def _number(self, found: re.Match) -> str:
-        rows = gathered(self.env).query("id == @found['claim'] and verdict in @JUDGED")
-        if not found["on"] and len(rows):
+    def _number(self, named: re.Match) -> str:
+        rows = gathered(self.env)
+        rows = rows[(rows["id"] == named["claim"]) & rows["verdict"].isin(JUDGED)]
+        if not named["on"] and len(rows):
             held = (rows["verdict"] == claims.HOLDS).groupby(about(rows)).all()
             return f"{held.sum()} of {len(held)}"
-        rows = rows[[name == found["on"] for name in about(rows)]] if len(rows) else rows
-        if len(rows) != 1 or rows["verdict"].item() != found["verdict"]:
-            raise LookupError(found[0][1:-1])
-        return format(rows["value"].item(), found["form"] or ".2f")
+        if len(rows):
+            rows = rows[[name == named["on"] for name in about(rows)]]
+        if len(rows) != 1 or rows["verdict"].item() != named["verdict"]:
+            raise LookupError(named[0][1:-1])
+        return format(rows["value"].item(), named["form"] or ".2f")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls when it loads the extension."""
+    """Register the extension with Sphinx."""
     app.add_directive("ledger", Ledger)
     app.add_directive("claim-counts", Counts)
     app.add_directive("synthesis", Synthesis)

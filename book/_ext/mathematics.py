@@ -1,5 +1,4 @@
-"""Mathematics as MathML, which browsers set by themselves: a page brings no script and no font for
-it.
+"""Mathematics as MathML, which browsers set by themselves, without a script or a font.
 
 A Sphinx extension (``_config.yml`` names it).
 """
@@ -23,9 +22,11 @@ def _visitor(
     def visit(writer: HTML5Translator, node: nodes.Element) -> None:
         try:
             converted = convert(node.astext(), display=display)
-            problem = (unknown := UNKNOWN.search(converted)) and f"{unknown[1]} is not known"
+            unknown = UNKNOWN.search(converted)
+            problem = f"{unknown[1]} is not known" if unknown else ""
         except Exception as error:  # Each kind of mistake has a class of its own.
-            converted, problem = "", f"{type(error).__name__} {error}"
+            converted = ""
+            problem = f"{type(error).__name__} {error}"
         if problem:
             logging.getLogger(__name__).warning(
                 "a formula cannot be set: %s", problem, location=node
@@ -34,20 +35,17 @@ def _visitor(
         converted = re.sub(
             r"<mo>(&#x02016;|&#x0007C;)</mo>", r'<mo stretchy="false">\1</mo>', converted
         )
-        writer.body.append(
-            writer.starttag(node, element, "", CLASS="math", **attributes)
-            + converted
-            + f"</{element}>"
-        )
+        start = writer.starttag(node, element, "", CLASS="math", **attributes)
+        writer.body.append(f"{start}{converted}</{element}>")
         raise nodes.SkipNode
 
     return visit
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls when it loads the extension."""
+    """Register the extension with Sphinx."""
+    inline = _visitor("inline", "span")
     # A long equation scrolls, which keys must reach.
-    app.add_html_math_renderer(
-        "mathml", (_visitor("inline", "span"), None), (_visitor("block", "div", tabindex="0"), None)
-    )
+    block = _visitor("block", "div", tabindex="0")
+    app.add_html_math_renderer("mathml", (inline, None), (block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,5 +1,4 @@
-"""Executed notebooks as pages: what was found at the top, figures with their files, how the page
-was made at the end.
+"""Executed notebooks as pages: the finding, figures with their files, how the page was made.
 
 A Sphinx extension (``_config.yml`` names it). The cell tagged ``found`` computes what was found;
 its text stands under the title, with the figure of the cell tagged ``lead``, or the first one. The
@@ -72,8 +71,13 @@ has the versions.
 
 @dataclass
 class Drawn:
-    """A numbered figure: what it says, what is drawn, by the ending of a file its content, and if
-    it leads its page.
+    """A numbered figure.
+
+    Attributes:
+        caption: the sentence below it.
+        alt: a description for readers who cannot see it.
+        leads: true if it leads its page.
+        files: their contents, by the endings of their names.
     """
 
     caption: str
@@ -105,22 +109,22 @@ def tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
 
 
 def finding(notebook: NotebookNode) -> str:
-    """What the cell tagged ``found`` displays, or "" where there is none."""
+    """The text that the cell tagged ``found`` displays, or "" where there is none."""
     outputs = [output for cell in tagged(notebook, "found") for output in cell.outputs]
     return "\n".join(output.get("data", {}).get("text/markdown", "") for output in outputs).strip()
 
 
 def figures(notebook: NotebookNode) -> dict[str, Drawn]:
-    """The numbered figures of an executed notebook by their names; of a slider, the frame that it
-    begins with.
+    """The numbered figures of an executed notebook by their names.
+
+    Of a slider, it is the frame that it begins with.
     """
-    found, leading = {}, tagged(notebook, "lead")
+    numbered = {}
+    leading = tagged(notebook, "lead")
     for cell in notebook.cells:
-        shown = {
-            kind: text
-            for output in cell.get("outputs", ())
-            for kind, text in output.get("data", {}).items()
-        }
+        shown = {}
+        for output in cell.get("outputs", ()):
+            shown |= output.get("data", {})
         files = {ending: shown[kind].encode() for kind, ending in KINDS.items() if kind in shown}
         if "png" in files:
             files["png"] = base64.b64decode(files["png"])
@@ -128,21 +132,17 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
         if moving := MOVING.search(shown.get("text/html", "")):
             *_, last = FRAME.finditer(moving["inner"])
             # A caption in HTML is no markdown, which those of other figures are.
-            words = (
-                plain(html.unescape(CAPTION.search(moving["inner"])["caption"])),
-                html.unescape(last["alt"]),
-            )
-            files["png"] = (
-                base64.b64decode(last["picture"])
-                if last["ending"] == "png"
-                else _png(shown["image/svg+xml"])
-            )
-            found[moving["name"]] = Drawn(*words, cell in leading, files)
+            caption = plain(html.unescape(CAPTION.search(moving["inner"])["caption"]))
+            alt = html.unescape(last["alt"])
+            if last["ending"] == "png":
+                files["png"] = base64.b64decode(last["picture"])
+            else:
+                files["png"] = _png(shown["image/svg+xml"])
+            numbered[moving["name"]] = Drawn(caption, alt, cell in leading, files)
         elif (name := about.get("figure", {}).get("name")) and files:
-            found[name] = Drawn(
-                about["figure"]["caption"], about["image"]["alt"], cell in leading, files
-            )
-    return found
+            caption = about["figure"]["caption"]
+            numbered[name] = Drawn(caption, about["image"]["alt"], cell in leading, files)
+    return numbered
 
 
 @functools.cache
@@ -167,86 +167,83 @@ def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
         return
     notebook = nbformat.reads(source[0], 4)
     if text := finding(notebook):
+        admonition = FOUND.format(text=text, picture=lead(app.env, notebook))
         # Within the first cell: what comes after it is counted by others.
-        notebook.cells[0].source += "\n\n" + FOUND.format(
-            text=text, picture=lead(app.env, notebook)
-        )
+        notebook.cells[0].source += f"\n\n{admonition}"
         for cell in tagged(notebook, "found"):
             cell.outputs = []
     _show_parameters(notebook)
     notebook.cells.append(nbformat.v4.new_markdown_cell(_how(name, notebook)))
-    for data in (
-        output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())
-    ):
-        data.pop("text/csv", None)
-        if "image/svg+xml" in data:
-            data.pop("text/html" if "image/png" in data else "image/svg+xml", None)
-            data.pop("image/png", None)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            _keep_shown(output.get("data", {}))
     source[0] = nbformat.writes(notebook)
 
 
+def _keep_shown(data: dict) -> None:
+    """Take from an output what its page does not show: all but a figure's SVG, or a view's HTML."""
+    data.pop("text/csv", None)
+    if "image/svg+xml" in data:
+        other = "text/html" if "image/png" in data else "image/svg+xml"
+        data.pop(other, None)
+        data.pop("image/png", None)
+
+
 def _show_parameters(notebook: NotebookNode) -> None:
-    """Write the values that ran into the cell of the parameters, and take out the cell that changed
-    them.
-    """
+    """Write the values that ran into the cell of the parameters; the injected cell goes."""
     injected = tagged(notebook, "injected-parameters")
     notebook.cells = [cell for cell in notebook.cells if cell not in injected]
     cell = parameters_cell(notebook)
     for key, value in notebook.metadata["analysis_lib"]["parameters"].items():
         line = re.compile(rf"^({key}(?:: \w+)? = )(?:\[[^\]]*\]|\"[^\"]*\"|[^\s#]+)", re.MULTILINE)
-        shown = (
-            json.dumps(value, ensure_ascii=False) if isinstance(value, str | list) else repr(value)
-        )
-        cell.source = line.sub(lambda found, shown=shown: found[1] + shown, cell.source, count=1)
+        shown = repr(value)
+        if isinstance(value, str | list):
+            shown = json.dumps(value, ensure_ascii=False)
+        cell.source = line.sub(lambda old, shown=shown: old[1] + shown, cell.source, count=1)
 
 
 def _how(name: str, notebook: NotebookNode) -> str:
-    """How a page was made."""
+    """The part of a page on how it was made."""
     record = notebook.metadata["analysis_lib"]
     given = [shlex.join(("-p", key, str(value))) for key, value in record["parameters"].items()]
     command = " \\\n    ".join([f"python -m analysis_lib run {name}", *given])
+    inputs = [f"- {plain(what)}: {code(content)}" for what, content in record["inputs"].items()]
     return MADE.format(
         command=code_block(command, "bash"),
         seconds=record["seconds"],
         finished=record["finished"][:16].replace("T", " ") + " UTC",
         key=record["key"][:12],
-        inputs="\n".join(
-            f"- {plain(what)}: {code(content)}" for what, content in record["inputs"].items()
-        ),
+        inputs="\n".join(inputs),
     )
 
 
 def _add_files(app: Sphinx, page: nodes.document) -> None:
-    """Show each figure from its file, and below its caption all files: picture as PNG and SVG,
-    table as CSV.
-    """
+    """Show each figure from its file, and below its caption all files: PNG, SVG and CSV."""
     path = Path(app.env.doc2path(app.env.docname))
-    found = figures(read_notebook(path)) if path.suffix == ".ipynb" else {}
+    if path.suffix != ".ipynb":
+        return
+    numbered = figures(read_notebook(path))
     for node in page.findall(nodes.figure):
-        for name in {*node["names"]} & found.keys():
-            kept = {
-                e: keep(app.env, FIGURES / f"{name}.{e}", content)
-                for e, content in found[name].files.items()
-            }
-            links = [
-                f'<a href="{address}" download>{ending.upper()}</a>'
-                for ending, address in kept.items()
-            ]
-            node += nodes.legend(
-                "", nodes.raw("", f'<p class="files">{" · ".join(links)}</p>', format="html")
-            )
+        for name in {*node["names"]} & numbered.keys():
+            addresses = {}
+            links = []
+            for ending, content in numbered[name].files.items():
+                address = keep(app.env, FIGURES / f"{name}.{ending}", content)
+                addresses[ending] = address
+                links.append(f'<a href="{address}" download>{ending.upper()}</a>')
+            files = f'<p class="files">{" · ".join(links)}</p>'
+            node += nodes.legend("", nodes.raw("", files, format="html"))
             for image in list(node.findall(nodes.image)):
-                shown = SHOWN.format(
-                    address=kept.get("svg", kept["png"]), alt=html.escape(image["alt"])
-                )
+                picture = addresses.get("svg", addresses["png"])
+                shown = SHOWN.format(address=picture, alt=html.escape(image["alt"]))
                 image.replace_self(nodes.raw("", shown, format="html"))
 
 
 class Moving(SphinxTransform):
-    """Put what moves, which a notebook shows as HTML, into a figure of the page, before labels are
-    collected.
+    """Put what moves, which a notebook shows as HTML, into a figure of the page.
 
-    Its scripts are those of the site, and a table that several views share stands on the page once.
+    Labels are collected after that. Its scripts are those of the site, and a table that several
+    views share stands on the page once.
     """
 
     default_priority = 800
@@ -254,30 +251,24 @@ class Moving(SphinxTransform):
     def apply(self) -> None:
         tables: set[str] = set()
         for node in list(self.document.findall(nodes.raw)):
-            if moving := MOVING.search(node.astext()):
-                name, caption = (
-                    moving["name"],
-                    html.unescape(CAPTION.search(moving["inner"])["caption"]),
-                )
-                caption, inner = nodes.caption("", caption), CAPTION.sub("", moving["inner"])
-                inner = TABLE.sub(
-                    lambda found: "" if found[1] in tables else tables.add(found[1]) or found[0],
-                    inner,
-                )
-                inner = nodes.raw(
-                    "",
-                    FRAME.sub(partial(self._filed, name, itertools.count()), inner),
-                    format="html",
-                )
-                figure = nodes.figure(
-                    "", inner, caption, ids=[name], names=[name], classes=[moving["kind"]]
-                )
-                self.document.note_explicit_target(figure)
-                node.replace_self(figure)
+            moving = MOVING.search(node.astext())
+            if not moving:
+                continue
+            name = moving["name"]
+            caption = html.unescape(CAPTION.search(moving["inner"])["caption"])
+            inner = CAPTION.sub("", moving["inner"])
+            inner = TABLE.sub(partial(_once, tables), inner)
+            inner = FRAME.sub(partial(self._filed, name, itertools.count()), inner)
+            figure = nodes.figure("", ids=[name], names=[name], classes=[moving["kind"]])
+            figure += nodes.raw("", inner, format="html")
+            figure += nodes.caption("", caption)
+            self.document.note_explicit_target(figure)
+            node.replace_self(figure)
 
     def _filed(self, name: str, numbers: Iterator[int], frame: re.Match) -> str:
-        """The frame in a file, which a browser asks for when it is to be shown; that of a view is
-        for paper, too.
+        """The frame in a file, which a browser asks for when it is to be shown.
+
+        That of a view is for paper, too.
         """
         file = Path("_static", "frames", f"{name}-{next(numbers)}.{frame['ending']}")
         address = keep(self.env, file, base64.b64decode(frame["picture"]))
@@ -285,12 +276,18 @@ class Moving(SphinxTransform):
         return f'<img loading="{when}" src="{address}" alt="{frame["alt"]}"'
 
 
+def _once(known: set[str], table: re.Match) -> str:
+    """A table of a view, or "" if it stands on the page already."""
+    if table[1] in known:
+        return ""
+    known.add(table[1])
+    return table[0]
+
+
 def _add_scripts(
     app: Sphinx, name: str, template: str, context: dict, page: nodes.document | None
 ) -> None:
-    """Vega, and what brings views to life, for the pages that have a view: two files of the
-    site.
-    """
+    """Add Vega and the script of views, two files of the site, to the pages that have a view."""
     if 'class="table" type="application/json"' in context.get("body", ""):
         for file, text in (("vega.min.js", vega()), ("views.js", SCRIPT)):
             path = app.outdir / "_static" / file
@@ -300,10 +297,9 @@ def _add_scripts(
 
 
 def _write_downloads(app: Sphinx, error: Exception | None) -> None:
-    """Take the outputs from the notebooks for download, and write each once more, as a script that
-    saves it.
+    """Take the outputs from the notebooks for download, and write each as a script, too.
 
-    ``book/_static/download.js`` says why.
+    The script saves it; ``book/_static/download.js`` says why.
     """
     for path in (app.outdir / "_sources").rglob("*.ipynb"):
         notebook = nbformat.read(path, 4)
@@ -311,7 +307,8 @@ def _write_downloads(app: Sphinx, error: Exception | None) -> None:
         del notebook.metadata["analysis_lib"]
         for cell in notebook.cells:
             if cell.cell_type == "code":
-                cell.outputs, cell.execution_count = [], None
+                cell.outputs = []
+                cell.execution_count = None
         nbformat.write(notebook, path)
         arguments = map(json.dumps, (path.name, path.read_text(encoding="utf-8")))
         path.with_name(f"{path.name}.js").write_text(
@@ -320,7 +317,7 @@ def _write_downloads(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls when it loads the extension."""
+    """Register the extension with Sphinx."""
     app.connect("source-read", _as_page)
     # Before Sphinx collects pictures, to copy them once more.
     app.connect("doctree-read", _add_files, priority=400)

@@ -1,4 +1,4 @@
-"""What all pages say, on one: findings, figures, and how each notebook was executed.
+"""Pages on all pages: findings, figures, and how each notebook was executed.
 
 A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card;
 ``{findings} PART`` what each page of a part found; ``{cone}`` is a cone to play with; ``{gallery}``
@@ -76,12 +76,11 @@ class Findings(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         part = [name for name in executed(self.env) if name.startswith(f"{self.arguments[0]}/")]
-        said = {
-            name: finding(read_notebook(Path(self.env.srcdir, f"{name}.ipynb"))) for name in part
-        }
-        return self.parse_text_to_nodes(
-            "\n".join(f"- **{{doc}}`/{name}`** {text}" for name, text in said.items())
-        )
+        lines = []
+        for name in part:
+            text = finding(read_notebook(Path(self.env.srcdir, f"{name}.ipynb")))
+            lines.append(f"- **{{doc}}`/{name}`** {text}")
+        return self.parse_text_to_nodes("\n".join(lines))
 
 
 class Cone(SphinxDirective):
@@ -119,20 +118,15 @@ class Models(SphinxDirective):
     """The models that the numbers come from, as a table."""
 
     def run(self) -> list[nodes.Node]:
-        given = [
-            read_notebook(path).metadata["analysis_lib"]["parameters"]
-            for path in executed(self.env).values()
-        ]
-        values = [
-            v
-            for one in given
-            for name, v in one.items()
-            if re.fullmatch(r"(\w+_)?models?|beside|runs", name)
-        ]
-        names = dict.fromkeys(
-            name for value in values for name in ([value] if isinstance(value, str) else value)
-        )
-        known, lines = known_models(), ["| model | what it is |", "|:---|:---|"]
+        names = {}
+        for path in executed(self.env).values():
+            parameters = read_notebook(path).metadata["analysis_lib"]["parameters"]
+            for parameter, value in parameters.items():
+                if re.fullmatch(r"(\w+_)?models?|beside|runs", parameter):
+                    models = [value] if isinstance(value, str) else value
+                    names |= dict.fromkeys(models)
+        known = known_models()
+        lines = ["| model | what it is |", "|:---|:---|"]
         kept = data_directory() / "measurements"
         for name in names:
             if run := RUNS.get(name.partition("@")[0]):
@@ -148,16 +142,19 @@ class Models(SphinxDirective):
 
 
 class Architectures(SphinxDirective):
-    """What became of each architecture that transformers knows: how many, then which."""
+    """The architectures that transformers knows by what can be measured: how many, then which."""
 
     def run(self) -> list[nodes.Node]:
-        found = pd.read_csv(data_directory() / "architectures.csv", keep_default_na=False)
+        survey = pd.read_csv(data_directory() / "architectures.csv", keep_default_na=False)
         # What was not measured has no tables.
-        lines, parts = ["| result | architectures |", "|:---|---:|"], []
-        for name, of in found.groupby((found["result"] + ": " + found["tables"]).str.rstrip(": ")):
-            said = of["architecture"] + of["why"].map(" ({})".format).where(of["why"] != "", "")
-            lines.append(f"| {name} | {len(of)} |")
-            parts.append(f":::{{dropdown}} {name}\n{'; '.join(f'`{one}`' for one in said)}\n:::\n")
+        results = (survey["result"] + ": " + survey["tables"]).str.rstrip(": ")
+        lines = ["| result | architectures |", "|:---|---:|"]
+        parts = []
+        for result, rows in survey.groupby(results):
+            reasons = rows["why"].map(" ({})".format).where(rows["why"] != "", "")
+            names = "; ".join(f"`{name}`" for name in rows["architecture"] + reasons)
+            lines.append(f"| {result} | {len(rows)} |")
+            parts.append(f":::{{dropdown}} {result}\n{names}\n:::\n")
         return self.parse_text_to_nodes("\n".join([*lines, "", *parts]))
 
 
@@ -171,12 +168,15 @@ class ExecutionStatus(SphinxDirective):
             values = ", ".join(
                 code(f"{name} = {value!r}") for name, value in record["parameters"].items()
             )
-            when = (
+            finished = record["finished"][:16].replace("T", " ")
+            row = (
+                f"{{doc}}`{page}`",
+                values or "none",
                 f"{record['seconds']:.0f}",
-                record["finished"][:16].replace("T", " "),
+                finished,
                 record["key"][:12],
             )
-            rows.append((f"{{doc}}`{page}`", values or "none", *when))
+            rows.append(row)
         columns = ["notebook", "parameters", "seconds", "finished (UTC)", "key"]
         wanted = map(Requirement, importlib.metadata.requires("analysis_lib") or [])
         names = sorted(
@@ -185,30 +185,20 @@ class ExecutionStatus(SphinxDirective):
         versions = pd.DataFrame(
             {"package": names, "version": map(importlib.metadata.version, names)}
         )
-        tables = (
-            Table(
-                pd.DataFrame(rows, columns=columns),
-                "tab-status",
-                "Executed notebooks",
-                markup=columns[:2],
-            ),
-            Table(
-                versions,
-                "tab-versions",
-                "Versions of the packages on which the library and the book depend",
-            ),
-        )
+        status = pd.DataFrame(rows, columns=columns)
+        status = Table(status, "tab-status", "Executed notebooks", markup=columns[:2])
+        caption = "Versions of the packages on which the library and the book depend"
+        versions = Table(versions, "tab-versions", caption)
         where = (
             f"They ran on Python {platform.python_version()}, {platform.system()} on "
             f"{platform.machine()}."
         )
-        return self.parse_text_to_nodes(
-            "\n\n".join([where, *(table._repr_markdown_() for table in tables)])
-        )
+        parts = [where, status._repr_markdown_(), versions._repr_markdown_()]
+        return self.parse_text_to_nodes("\n\n".join(parts))
 
 
 def _is_used(requirement: Requirement) -> bool:
-    """Whether the library or the book needs a package, and not the tests alone."""
+    """True if the library or the book needs a package, and not the tests alone."""
     if requirement.name == "analysis_lib":
         return False
     marker = requirement.marker
@@ -216,7 +206,7 @@ def _is_used(requirement: Requirement) -> bool:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls when it loads the extension."""
+    """Register the extension with Sphinx."""
     directives = {
         "cone": Cone,
         "finding": Finding,

@@ -1,5 +1,4 @@
-"""What the theme and other extensions leave to mend: words of WAI-ARIA 1.2, and buttons that lead
-nowhere.
+"""Repairs of the theme and other extensions: words of WAI-ARIA 1.2, buttons that lead nowhere.
 
 A Sphinx extension (``_config.yml`` names it).
 """
@@ -39,7 +38,7 @@ def _link_to_the_repository(app: Sphinx, config: Config) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls when it loads the extension."""
+    """Register the extension with Sphinx."""
     app.connect("config-inited", _link_to_the_repository)
     # After the theme.
     app.connect("html-page-context", _mend, priority=600)

@@ -1,5 +1,4 @@
-"""What only the book needs: its experiments and claims, what it trains, its figures, and what
-builds it.
+"""The package of the book: experiments and claims, trainings, figures, and the build.
 
 It is found by ``analysis_lib`` through entry points, and imports it; never the other way round.
 """

@@ -1,5 +1,6 @@
-"""Which sources of the book decide an outcome: what is kept on this machine is known by them,
-besides the library.
+"""The sources of the book that decide an outcome: what is kept on this machine is known by them.
+
+The library is known by a hash of its own.
 """
 
 import ast
@@ -32,37 +33,41 @@ def source_hash(paths: Iterable[Path]) -> str:
 
 
 def imported_sources(cells: Iterable[str]) -> set[Path]:
-    """The files of the book that cells import, and what these import; of a package that is
-    imported, all of them.
+    """The files of the book that cells import, and those that these import.
+
+    Of a package that is imported, they are all its files.
     """
-    found: set[Path] = set()
+    sources: set[Path] = set()
     waiting = list(cells)
     while waiting:
         code = waiting.pop()
         # Lines of IPython are no Python.
         with suppress(SyntaxError):
-            new = {path for name in _imported_names(code) for path in _files(name)} - found
-            found |= new
+            new = {path for name in _imported_names(code) for path in _files(name)} - sources
+            sources |= new
             waiting += [path.read_text(encoding="utf-8") for path in new if path.suffix == ".py"]
-    return found
+    return sources
 
 
 @functools.cache
 def _imported_names(code: str) -> list[str]:
-    """The modules and packages that code imports, wherever it does; of others than the book's, any
-    names.
+    """The modules and packages that code imports, also inside its functions.
+
+    From packages other than the book, any imported names are among them.
     """
-    found = []
+    names = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             of_book = homes(NAME) if node.module == NAME else {}
             for alias in node.names:
                 home = of_book.get(alias.name, node.module)
                 name = f"{home}.{alias.name}"
-                found.append(name if _files(name) else home)
-    return found
+                if not _files(name):
+                    name = home
+                names.append(name)
+    return names
 
 
 def _files(name: str) -> list[Path]:

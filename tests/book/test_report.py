@@ -535,7 +535,7 @@ def staged(name: str, folder: Path, tmp_path: Path, is_run: bool = False) -> tup
     data = {"text": [*tiny.TEXTS], "image": "digits", "audio": "speech-clips"}[loaded.kind]
     tables = measure_sensible(loaded, load_corpus(data, 8, None), METRICS, progress=False)
     comparison = Comparison({(name, None): tables})
-    found = reports._found("T", comparison, {name: reports._about(loaded)})
+    found = reports._geometry("T", comparison, {name: reports._about(loaded)})
     return reports._stage(tmp_path / "root", found, comparison, [], is_run), found
 
 

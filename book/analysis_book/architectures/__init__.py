@@ -1,9 +1,8 @@
-"""Architectures of the papers that transformers lacks, and no page reads by default: plug-ins of
-the library.
+"""Architectures of the papers that transformers lacks, as plug-ins of the library.
 
-Once this package is imported, the Auto classes of transformers load them. Each keeps the names and
-shapes of its published weights and is built from transformers' own blocks where they exist:
-CharacterBERT has BERT's attention, and MANTa-LM has T5's.
+No page reads them by default. Once this package is imported, the Auto classes of transformers load
+them. Each keeps the names and shapes of its published weights and is built from transformers' own
+blocks where they exist: CharacterBERT has BERT's attention, and MANTa-LM has T5's.
 """
 
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, ByT5Tokenizer

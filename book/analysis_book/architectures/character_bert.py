@@ -1,6 +1,4 @@
-"""CharacterBERT: a BERT that reads whole words, each embedded by convolutions over its
-characters.
-"""
+"""CharacterBERT: a BERT that reads whole words, embedded by convolutions over their characters."""
 
 import json
 from pathlib import Path
@@ -72,29 +70,27 @@ class CharacterCnn(nn.Module):
         self._activation = ACT2FN[config.cnn_activation]
         self._filters = len(config.cnn_filters)
         for i, (width, filters) in enumerate(config.cnn_filters):
-            setattr(
-                self, f"char_conv_{i}", nn.Conv1d(config.character_embeddings_dim, filters, width)
-            )
+            convolution = nn.Conv1d(config.character_embeddings_dim, filters, width)
+            setattr(self, f"char_conv_{i}", convolution)
         responses = sum(filters for _, filters in config.cnn_filters)
         self._highways = Highway(responses, config.num_highway_layers)
         self._projection = nn.Linear(responses, config.hidden_size)
 
     def forward(self, characters: Tensor) -> Tensor:
         """The vectors, [text, word, width], of words given by ids, [text, word, character]."""
-        embedded = nn.functional.embedding(
-            characters.flatten(0, 1), self._char_embedding_weights
-        ).transpose(1, 2)
-        convolutions = (getattr(self, f"char_conv_{i}") for i in range(self._filters))
-        responses = torch.cat(
-            [self._activation(conv(embedded).amax(-1)) for conv in convolutions], dim=-1
-        )
-        return self._projection(self._highways(responses)).unflatten(0, characters.shape[:2])
+        words = characters.flatten(0, 1)
+        embedded = nn.functional.embedding(words, self._char_embedding_weights).transpose(1, 2)
+        responses = []
+        for i in range(self._filters):
+            convolution = getattr(self, f"char_conv_{i}")
+            largest = convolution(embedded).amax(-1)
+            responses.append(self._activation(largest))
+        transformed = self._highways(torch.cat(responses, dim=-1))
+        return self._projection(transformed).unflatten(0, characters.shape[:2])
 
 
 class CharacterBertEmbeddings(BertEmbeddings):
-    """BERT's sum of word, position and segment embeddings, with word embeddings computed from
-    characters.
-    """
+    """BERT's sum of word, position and segment embeddings, the first computed from characters."""
 
     def __init__(self, config: CharacterBertConfig) -> None:
         super().__init__(config)
@@ -109,8 +105,9 @@ class CharacterBertEmbeddings(BertEmbeddings):
 
 
 class CharacterBertModel(BertModel):
-    """BERT's encoder over words; ``input_ids`` are [text, word, character], ``attention_mask`` is
-    [text, word].
+    """BERT's encoder over words.
+
+    ``input_ids`` are [text, word, character], ``attention_mask`` is [text, word].
 
     Names and shapes of the weights are those of ``helboukkouri/character-bert`` and ``-medical``,
     where they have the prefix ``character_bert.``, and of the authors' ``general_character_bert``,
@@ -148,11 +145,10 @@ class CharacterBertModel(BertModel):
 
 
 class CharacterBertTokenizer:
-    """The words of BERT's basic tokenisation, each as a list of character ids; there is no
-    vocabulary.
+    """The words of BERT's basic tokenisation, each as a list of character ids.
 
-    A word is the first bytes of its UTF-8 encoding between a begin and an end sign, padded to
-    ``max_word_length`` ids.
+    There is no vocabulary: a word is the first bytes of its UTF-8 encoding between a begin and an
+    end sign, padded to ``max_word_length`` ids.
 
     >>> tokenizer = CharacterBertTokenizer()
     >>> tokenizer.words("Hello, world")
@@ -161,18 +157,22 @@ class CharacterBertTokenizer:
     [259, 105, 106, 260, 261]
     """
 
-    cls_token, sep_token, pad_token = "[CLS]", "[SEP]", "[PAD]"
+    cls_token = "[CLS]"
+    sep_token = "[SEP]"
+    pad_token = "[PAD]"
     _SETTINGS = ("do_lower_case", "max_word_length", "model_max_length")
 
     def __init__(
         self, do_lower_case: bool = True, max_word_length: int = 50, model_max_length: int = 512
     ) -> None:
-        self.do_lower_case, self.max_word_length = do_lower_case, max_word_length
+        self.do_lower_case = do_lower_case
+        self.max_word_length = max_word_length
         self.model_max_length = model_max_length
         self._normalizer = normalizers.BertNormalizer(lowercase=do_lower_case)
         self._splitter = pre_tokenizers.BertPreTokenizer()
-        special = (self.cls_token, self.sep_token, self.pad_token)
-        self.cls_token_id, self.sep_token_id, self.pad_token_id = map(self.word_ids, special)
+        self.cls_token_id = self.word_ids(self.cls_token)
+        self.sep_token_id = self.word_ids(self.sep_token)
+        self.pad_token_id = self.word_ids(self.pad_token)
 
     def word_ids(self, word: str) -> list[int]:
         """The character ids of a word."""
@@ -188,32 +188,37 @@ class CharacterBertTokenizer:
 
     def words(self, text: str) -> list[str]:
         """The words of a text."""
-        return [
-            word
-            for word, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(text))
-        ]
+        normalized = self._normalizer.normalize_str(text)
+        return [word for word, _ in self._splitter.pre_tokenize_str(normalized)]
 
     def __call__(
         self, text: str | list[str], text_pair: str | list[str] | None = None, **_: object
     ) -> dict[str, list]:
-        """What BERT reads of a text or a pair, or of each in a list: the ids of a word are those of
-        its characters.
+        """BERT's inputs for a text or a pair, or for each in a list.
+
+        The ids of a word are those of its characters.
 
         Returns:
             ``input_ids``, ``token_type_ids`` and ``special_tokens_mask``, as of transformers'
             tokenizers.
         """
         if not isinstance(text, str):
-            found = [self(*sides) for sides in zip(*filter(None, (text, text_pair)), strict=True)]
-            return {name: [one[name] for one in found] for name in found[0]}
-        sides = [[self.cls_token, *self.words(text), self.sep_token]]
+            pairs = zip(*filter(None, (text, text_pair)), strict=True)
+            rows = [self(*pair) for pair in pairs]
+            columns = {}
+            for name in rows[0]:
+                columns[name] = [row[name] for row in rows]
+            return columns
+        words = [self.cls_token, *self.words(text), self.sep_token]
+        segments = [0] * len(words)
         if text_pair is not None:
-            sides.append([*self.words(text_pair), self.sep_token])
-        places = [(side, word) for side, words in enumerate(sides) for word in words]
+            second = [*self.words(text_pair), self.sep_token]
+            words += second
+            segments += [1] * len(second)
         return {
-            "input_ids": [self.word_ids(word) for _, word in places],
-            "token_type_ids": [side for side, _ in places],
-            "special_tokens_mask": [int(word in _SPECIAL_WORDS) for _, word in places],
+            "input_ids": [self.word_ids(word) for word in words],
+            "token_type_ids": segments,
+            "special_tokens_mask": [int(word in _SPECIAL_WORDS) for word in words],
         }
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -228,8 +233,9 @@ class CharacterBertTokenizer:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **_: object) -> "CharacterBertTokenizer":
-        """The tokenizer saved in a folder; other arguments of transformers, such as a revision, are
-        ignored.
+        """The tokenizer saved in a folder.
+
+        Other arguments of transformers, such as a revision, are ignored.
         """
         path = Path(folder) / "tokenizer_config.json"
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,6 +1,4 @@
-"""MANTa-LM: a T5 whose encoder reads blocks of bytes; a small network predicts where each block
-begins.
-"""
+"""MANTa-LM: a T5 whose encoder reads blocks of bytes, whose limits a small network predicts."""
 
 import copy
 
@@ -15,8 +13,9 @@ from analysis_lib.errors import AnalysisError
 
 
 class MantaConfig(T5Config):
-    """Sizes of a MANTa-LM: those of T5 and of the pooling. The configuration of
-    ``almanach/manta-lm-base`` sets all.
+    """Sizes of a MANTa-LM: those of T5 and of the pooling.
+
+    The configuration of ``almanach/manta-lm-base`` sets all.
     """
 
     model_type = "manta"
@@ -43,7 +42,8 @@ class MantaFrontierPredictor(nn.Module):
 
     def __init__(self, config: MantaConfig) -> None:
         super().__init__()
-        width, window = config.byte_embedding_dim, config.frontier_predictor_attention_window
+        width = config.byte_embedding_dim
+        window = config.frontier_predictor_attention_window
         self.local_transformer = LongformerModel(
             LongformerConfig(
                 attention_window=window,
@@ -66,10 +66,9 @@ class MantaFrontierPredictor(nn.Module):
         self.output_projection = nn.Linear(width, 1)
 
     def forward(self, embedded: Tensor, mask: Tensor) -> Tensor:
-        hidden = self.local_transformer(
-            inputs_embeds=embedded, attention_mask=mask.long()
-        ).last_hidden_state
-        return self.output_projection(hidden).squeeze(-1).sigmoid()
+        outputs = self.local_transformer(inputs_embeds=embedded, attention_mask=mask.long())
+        logits = self.output_projection(outputs.last_hidden_state)
+        return logits.squeeze(-1).sigmoid()
 
 
 class MantaConvolution(nn.Module):
@@ -82,20 +81,26 @@ class MantaConvolution(nn.Module):
                 f"pooling_kernel_size has a kernel of {kernel} bytes: give an odd number"
             )
         self.depthwise = depthwise
-        shape = (1, 1, kernel, filters) if depthwise else (channels, filters, kernel)
+        shape = (channels, filters, kernel)
+        if depthwise:
+            shape = (1, 1, kernel, filters)
         self.weight = nn.Parameter(torch.empty(shape))
 
     def forward(self, sequence: Tensor) -> Tensor:
-        kernel = self.weight[0].permute(2, 0, 1) if self.depthwise else self.weight.transpose(0, 1)
-        groups = len(kernel) if self.depthwise else 1
-        return nn.functional.conv1d(
-            sequence.transpose(1, 2), kernel, padding=kernel.shape[-1] // 2, groups=groups
-        ).transpose(1, 2)
+        if self.depthwise:
+            kernel = self.weight[0].permute(2, 0, 1)
+            groups = len(kernel)
+        else:
+            kernel = self.weight.transpose(0, 1)
+            groups = 1
+        channels_first = sequence.transpose(1, 2)
+        padding = kernel.shape[-1] // 2
+        responses = nn.functional.conv1d(channels_first, kernel, padding=padding, groups=groups)
+        return responses.transpose(1, 2)
 
 
 class MantaPooler(nn.Module):
-    """Bytes to blocks: each byte belongs to each block with some probability, by which the block
-    pools all bytes.
+    """Bytes to blocks: a block pools all bytes by the probabilities that they belong to it.
 
     With p_s the probability that a block begins at byte s (0 at the first), the index of the block
     of byte s has the mean μ_s = Σ_{t≤s} p_t and the variance σ²_s = Σ_{t≤s} p_t (1 − p_t) + ε. Then
@@ -110,23 +115,23 @@ class MantaPooler(nn.Module):
 
     def __init__(self, config: MantaConfig) -> None:
         super().__init__()
-        width, kernels = config.byte_embedding_dim, config.pooling_kernel_size
+        width = config.byte_embedding_dim
+        kernels = config.pooling_kernel_size
         if isinstance(kernels, int):
             kernels = [[kernels, width]]
         self.variance = config.pooling_variance_regularization
         self.mean_pool = config.pooling_mean_pool
         self.max_blocks = config.max_length_encoder_decoder
-        self.conv_layers = nn.Sequential(
-            *(
-                MantaConvolution(width, filters, size, config.pooling_depthwise_convolution)
-                for size, filters in kernels
-            )
-        )
+        self.conv_layers = nn.Sequential()
+        for size, filters in kernels:
+            layer = MantaConvolution(width, filters, size, config.pooling_depthwise_convolution)
+            self.conv_layers.append(layer)
         self.out_projection = nn.Linear(sum(filters for _, filters in kernels), config.d_model)
 
     def forward(self, embedded: Tensor, frontiers: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The blocks, [text, block, width], and their mask, [text, block]: True at a text's own
-        blocks.
+        """The blocks, [text, block, width], and their mask, [text, block].
+
+        The mask is True at a text's own blocks.
         """
         shares, own = self.shares(frontiers, mask)
         if self.mean_pool:
@@ -141,12 +146,16 @@ class MantaPooler(nn.Module):
         begins[:, 0] = 0.0
         least = max(self.variance, 5 * torch.finfo(begins.dtype).resolution)
         mean = begins.cumsum(-1)
-        deviation = ((begins * (1 - begins)).cumsum(-1) + least).sqrt()
-        counts = torch.minimum(mask.sum(-1), (mean + 3 * deviation).amax(-1).long() + 1)
+        variance = (begins * (1 - begins)).cumsum(-1) + least
+        deviation = variance.sqrt()
+        last = (mean + 3 * deviation).amax(-1).long()
+        counts = torch.minimum(mask.sum(-1), last + 1)
         indices = torch.arange(counts.max(), device=mask.device)
         own = indices < counts.unsqueeze(-1)
-        scores = -((mean.unsqueeze(1) - indices.unsqueeze(-1)) ** 2) / (2 * deviation.unsqueeze(1))
-        shares = scores.masked_fill(~own.unsqueeze(-1), -torch.inf).softmax(1) * mask.unsqueeze(1)
+        distances = mean.unsqueeze(1) - indices.unsqueeze(-1)
+        scores = -(distances**2) / (2 * deviation.unsqueeze(1))
+        scores = scores.masked_fill(~own.unsqueeze(-1), -torch.inf)
+        shares = scores.softmax(1) * mask.unsqueeze(1)
         return shares[:, : self.max_blocks], own[:, : self.max_blocks]
 
     def _pool(self, weighted: Tensor, mask: Tensor) -> Tensor:
@@ -188,11 +197,11 @@ class MantaEncoder(nn.Module):
 
 
 class MantaModel(T5PreTrainedModel):
-    """MANTa-LM without its language-modelling head: T5's blocks are in ``encoder.t5_encoder`` and
-    in ``decoder``.
+    """MANTa-LM without its language-modelling head.
 
-    The encoder reads bytes (ByT5's ids) pooled into blocks; the decoder reads the bytes themselves,
-    each embedded at the model's width, and attends to the blocks.
+    T5's blocks are in ``encoder.t5_encoder`` and in ``decoder``. The encoder reads bytes (ByT5's
+    ids) pooled into blocks; the decoder reads the bytes themselves, each embedded at the model's
+    width, and attends to the blocks.
 
     Names and shapes of the weights are those of the authors' last code for transformers
     (NathanGodey/transformers, ``models/manta``), which ``almanach/manta-lm-base`` and ``-small``
@@ -227,7 +236,8 @@ class MantaModel(T5PreTrainedModel):
         # published code.
         if isinstance(module, MantaConvolution):
             fan_in = module.weight.shape[2] if module.depthwise else module.weight[0].numel()
-            init.uniform_(module.weight, -(fan_in**-0.5), fan_in**-0.5)
+            bound = fan_in**-0.5
+            init.uniform_(module.weight, -bound, bound)
         elif isinstance(module, nn.Linear):
             bound = module.in_features**-0.5
             init.uniform_(module.weight, -bound, bound)
@@ -241,15 +251,16 @@ class MantaModel(T5PreTrainedModel):
         decoder_attention_mask: Tensor | None = None,
         **kwargs,
     ) -> Seq2SeqModelOutput:
-        """The decoder's vectors for ``decoder_input_ids``, [text, byte], and the encoder's vectors
-        for the blocks.
+        """The vectors of the decoder for ``decoder_input_ids``, and of the encoder for the blocks.
+
+        ``decoder_input_ids`` are [text, byte].
         """
         encoded, own = self.encoder(input_ids, attention_mask, **kwargs)
         decoded = {
             "decoder_input_ids": decoder_input_ids,
             "decoder_attention_mask": decoder_attention_mask,
         }
-        # T5's own, which has the embeddings in another place.
+        # T5's own, which keeps the embeddings elsewhere.
         return T5Model.forward(
             self, attention_mask=own, encoder_outputs=encoded, **decoded, **kwargs
         )
@@ -258,6 +269,8 @@ class MantaModel(T5PreTrainedModel):
 def _stack_config(config: MantaConfig, is_decoder: bool, num_layers: int) -> MantaConfig:
     """The configuration of one of T5's stacks, including the attention implementation."""
     config = copy.deepcopy(config)
-    config.is_decoder, config.num_layers = is_decoder, num_layers
-    config.is_encoder_decoder = config.use_cache = False
+    config.is_decoder = is_decoder
+    config.num_layers = num_layers
+    config.is_encoder_decoder = False
+    config.use_cache = False
     return config

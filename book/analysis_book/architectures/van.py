@@ -1,6 +1,4 @@
-"""Visual Attention Network: a convolutional network that multiplies feature maps by large-kernel
-convolutions.
-"""
+"""Visual Attention Network: feature maps multiplied by large-kernel convolutions of themselves."""
 
 import math
 from collections import OrderedDict
@@ -14,8 +12,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttenti
 
 
 class VanConfig(PreTrainedConfig):
-    """Sizes of a VAN, one per stage; the defaults are those of
-    ``Visual-Attention-Network/van-base``.
+    """Sizes of a VAN, one per stage.
+
+    The defaults are those of ``Visual-Attention-Network/van-base``.
     """
 
     model_type = "van"
@@ -43,8 +42,9 @@ def _depthwise(width: int, kernel: int, dilation: int = 1) -> nn.Conv2d:
 
 
 class VanLargeKernelAttention(nn.Module):
-    """x ∘ W(D₇(D₅(x))), where D₅ is a 5×5, D₇ a 7×7 (dilation 3) and W a 1×1 convolution; D₅ and D₇
-    are depthwise.
+    """x ∘ W(D₇(D₅(x))), where D₅ is a 5×5, D₇ a 7×7 (dilation 3) and W a 1×1 convolution.
+
+    D₅ and D₇ are depthwise.
     """
 
     def __init__(self, width: int) -> None:
@@ -71,8 +71,9 @@ class VanLayerScaling(nn.Module):
 
 
 class VanLayer(nn.Module):
-    """A block: attention, then a perceptron that contains a 3×3 convolution; each is scaled and
-    added to its input.
+    """A block: attention, then a perceptron with a 3×3 convolution.
+
+    The output of each is scaled and added to its input.
     """
 
     def __init__(self, config: VanConfig, width: int, ratio: int) -> None:
@@ -104,13 +105,12 @@ class VanLayer(nn.Module):
 
 
 class VanStage(nn.Module):
-    """Overlapping patches, then blocks at one resolution, then a layer norm over the channels of
-    each position.
-    """
+    """Overlapping patches, blocks at one resolution, and a layer norm over the channels."""
 
     def __init__(self, config: VanConfig, stage: int) -> None:
         super().__init__()
-        width, patch = config.hidden_sizes[stage], config.patch_sizes[stage]
+        width = config.hidden_sizes[stage]
+        patch = config.patch_sizes[stage]
         channels = config.hidden_sizes[stage - 1] if stage else config.num_channels
         self.embeddings = _sequence(
             convolution=nn.Conv2d(
@@ -118,12 +118,9 @@ class VanStage(nn.Module):
             ),
             normalization=nn.BatchNorm2d(width),
         )
-        self.layers = nn.Sequential(
-            *(
-                VanLayer(config, width, config.mlp_ratios[stage])
-                for _ in range(config.depths[stage])
-            )
-        )
+        self.layers = nn.Sequential()
+        for _ in range(config.depths[stage]):
+            self.layers.append(VanLayer(config, width, config.mlp_ratios[stage]))
         self.normalization = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -149,9 +146,8 @@ class VanModel(PreTrainedModel):
 
     def __init__(self, config: VanConfig) -> None:
         super().__init__(config)
-        self.encoder = _sequence(
-            stages=nn.Sequential(*(VanStage(config, i) for i in range(len(config.depths))))
-        )
+        stages = [VanStage(config, i) for i in range(len(config.depths))]
+        self.encoder = _sequence(stages=nn.Sequential(*stages))
         # Among the published weights, although nothing passes through it.
         self.layernorm = nn.LayerNorm(config.hidden_sizes[-1], eps=config.layer_norm_eps)
         self.post_init()
@@ -166,9 +162,7 @@ class VanModel(PreTrainedModel):
             init.constant_(module.weight, self.config.layer_scale_init_value)
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Maps of the last stage, [image, channel, height, width], and their mean over
-        positions.
-        """
+        """Maps of the last stage, [image, channel, height, width], and their spatial means."""
         maps = self.encoder(pixel_values)
         return BaseModelOutputWithPoolingAndNoAttention(
             last_hidden_state=maps, pooler_output=maps.mean((-2, -1))

@@ -1,6 +1,4 @@
-"""The book's commands of ``analysis-lib``: run, book, report, pretrain, dynamics, classifiers,
-train and claims.
-"""
+"""The commands of the book: run, book, report, pretrain, dynamics, classifiers, train, claims."""
 
 import argparse
 import dataclasses
@@ -45,19 +43,30 @@ NEEDED = (
     "psutil",
     "seaborn",
 )
+# The option -p, which sets parameters of notebooks.
+PARAMETERS = {
+    "nargs": 2,
+    "action": "append",
+    "default": [],
+    "metavar": ("NAME", "VALUE"),
+    "dest": "parameters",
+    "help": "set a parameter (may be repeated)",
+}
 
 
 def add_commands(commands: Commands) -> None:
     """Add all of them: an entry point of the group ``analysis_lib.commands``."""
-    parameters = {
-        "nargs": 2,
-        "action": "append",
-        "default": [],
-        "metavar": ("NAME", "VALUE"),
-        "dest": "parameters",
-    }
-    parameters["help"] = "set a parameter (may be repeated)"
+    _add_pretrain(commands)
+    _add_train(commands)
+    _add_dynamics(commands)
+    _add_classifiers(commands)
+    _add_run(commands)
+    _add_book(commands)
+    _add_report(commands)
+    _add_claims(commands)
 
+
+def _add_pretrain(commands: Commands) -> None:
     add = commands.add(
         "pretrain",
         _pretrain,
@@ -98,6 +107,31 @@ def add_commands(commands: Commands) -> None:
     add("--workers", type=whole, default=1, help="seeds to train at once (default 1)")
     add("--device", **DEVICE)
 
+
+def _pretrain(options: argparse.Namespace) -> None:
+    from analysis_book.training import Pretraining, pretrain
+    from analysis_lib import files
+
+    given = {}
+    for setting in dataclasses.fields(Pretraining):
+        value = getattr(options, setting.name, None)
+        if value is not None:
+            given[setting.name] = value
+    if options.config is not None:
+        wanted = 'give a JSON object such as {"hidden_size": 192}'
+        given["configuration"] = files.read_json(options.config, wanted)
+    seeds = _numbers("--seeds", options.seeds, whole_number)
+    pretrain(
+        options.out,
+        Pretraining(**given),
+        seeds=seeds,
+        workers=options.workers,
+        device=options.device,
+    )
+    say(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
+
+
+def _add_train(commands: Commands) -> None:
     add = commands.add(
         "train",
         _train,
@@ -118,6 +152,21 @@ def add_commands(commands: Commands) -> None:
         help="a new folder for the model (default: NAME, in the current folder)",
     )
 
+
+def _train(options: argparse.Namespace) -> None:
+    from analysis_book.training.recipes import train
+
+    out = options.out or Path(options.name)
+    for row in train(options.name, out).itertuples():
+        interval = f"95 % interval {row.ci_low:.4f} to {row.ci_high:.4f}"
+        print(
+            f"{row.model}: {row.metric} {row.score:.4f} on held-out data ({interval}; baseline "
+            f"{row.baseline:.4f})"
+        )
+    say(f"wrote the model to {out}")
+
+
+def _add_dynamics(commands: Commands) -> None:
     add = commands.add(
         "dynamics",
         _dynamics,
@@ -148,6 +197,28 @@ def add_commands(commands: Commands) -> None:
         help="where the tokenizer is, if not with the run: a name or folder",
     )
 
+
+def _dynamics(options: argparse.Namespace) -> None:
+    from analysis_book.papers.godey.dynamics import TABLES, dynamics, output
+    from analysis_book.training.runs import run_description
+    from analysis_lib import corpora
+    from analysis_lib.measurement.tables import table_files
+
+    seeds = _numbers("--seeds", options.seeds, whole_number)
+    # Misspelt names are refused before anything is written.
+    run_description(options.run)
+    corpora.data_identity(options.data)
+    writing = output(options.out, options.run, options.data)
+    writing.check(table_files(TABLES, writing.last))
+    with sole_writer(writing):
+        chosen = {"seeds": seeds, "tokenizer": options.tokenizer}
+        tables = dynamics(options.run, options.data, options.limit, options.seed, **chosen)
+        tables.save(options.out)
+    numbers = f"{count(len(tables), 'table')} of {count(len(tables.steps), 'step')}"
+    say(f"wrote {numbers} to {options.out}")
+
+
+def _add_classifiers(commands: Commands) -> None:
     add = commands.add(
         "classifiers",
         _classifiers,
@@ -195,22 +266,60 @@ def add_commands(commands: Commands) -> None:
     add("--sensitivity-layers", default="1", help="depths of these (default 1)")
     add("--seeds", default="0,1,2,3,4", help="comma-separated (default 0,1,2,3,4)")
 
-    kept = (
-        "interrupted: no copy was written; the same command runs all cells again, which find "
-        "what they measured"
-    )
+
+def _classifiers(options: argparse.Namespace) -> None:
+    from analysis_book.papers.fosse import trials
+
+    settings = {
+        "layers": _numbers("--layers", options.layers, whole_number),
+        "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, decimal_number),
+        "seeds": _numbers("--seeds", options.seeds, whole_number),
+        "limit": options.limit,
+        "test": options.test,
+        "utterances": options.utterances,
+        "epochs": options.epochs,
+        "patience": options.patience,
+        "sensitivity_layers": _numbers(
+            "--sensitivity-layers", options.sensitivity_layers, whole_number
+        ),
+    }
+    if options.sensitivity is not None:
+        settings["sensitivity_seeds"] = _numbers("--sensitivity", options.sensitivity, whole_number)
+    output = trials.output(options.out, options.data)
+    output.check(trials.FILES)
+    with sole_writer(output):
+        trials.record(options.data, options.out, **settings)
+    say(f"wrote the measurements of classifiers of {options.data} to {options.out}")
+
+
+def _numbers(option: str, text: str, read: Callable[[str], float]) -> list:
+    try:
+        return [read(part) for part in text.split(",")]
+    except ValueError:
+        wanted = "numbers, as in 0.001,0.1"
+        if read is whole_number:
+            wanted = "whole numbers, as in 0,1,2"
+        raise AnalysisError(f"{option} is {text!r}: give {wanted}") from None
+
+
+def _add_run(commands: Commands) -> None:
+    interrupted = BEGINS_ANEW
+    if os.environ.get("ANALYSIS_LIB_MEASUREMENTS") != "":
+        interrupted = (
+            "interrupted: no copy was written; the same command runs all cells again, which find "
+            "what they measured"
+        )
     add = commands.add(
         "run",
         _run,
         "execute one notebook with new parameters",
         "The copy holds what its cells print and draw. --list says which notebooks there are, "
-        "--parameters what one of "
-        "them can be given.",
+        "--parameters what one of them can be given.",
         "--list",
         "outliers/attention --parameters",
         "outliers/attention -p model path/to/model -p data reviews.csv:text --out "
         "results/notebooks",
-        interrupted=kept if os.environ.get("ANALYSIS_LIB_MEASUREMENTS") != "" else BEGINS_ANEW,
+        interrupted=interrupted,
         requires=NEEDED,
     )
     known = "a file, or a page of the book such as anisotropy/layers"
@@ -223,9 +332,53 @@ def add_commands(commands: Commands) -> None:
     )
     known = "list the parameters of the notebook, with their defaults, and do not run it"
     add("--parameters", action="store_true", dest="list_parameters", help=known)
-    add("-p", **parameters)
+    add("-p", **PARAMETERS)
     add("--out", type=folder, help="folder for the executed copy (default: the current folder)")
 
+
+def _run(options: argparse.Namespace) -> None:
+    from analysis_book import build
+
+    given = {"NOTEBOOK": options.notebook, "--parameters": options.list_parameters}
+    given |= {"-p": options.parameters, "--out": options.out}
+    if options.list_notebooks:
+        _refuse_given(given, "--list lists the notebooks, and runs none")
+        print_names(build.titles())
+        return
+    if options.notebook is None:
+        raise AnalysisError("NOTEBOOK is missing: give one of `analysis-lib run --list`, or a file")
+    if options.list_parameters:
+        _refuse_given(
+            {"-p": options.parameters, "--out": options.out},
+            "--parameters lists them, and runs nothing",
+        )
+        rows = [["parameter", "type", "default", ""]]
+        for name, declared in build.commented(build.located(options.notebook)).items():
+            rows.append([name, *declared])
+        print(build.in_columns(rows, _width()))
+        return
+    notebook = build.located(options.notebook)
+    spec = build.notebook_parameters(notebook)
+    parameters = build.coerce(options.parameters, spec)
+    out = options.out or Path(".")
+    with made(out):
+        # Misspelt models and corpora, before a kernel starts.
+        build.inputs(build.complete(parameters, spec, str(notebook)))
+        name = "-".join(options.notebook.parts) + ".ipynb"
+        if options.notebook.is_file():
+            name = notebook.name
+        executed = build.run_notebook(notebook, parameters, out / name)
+    say(f"executed notebook: {executed}")
+
+
+def _refuse_given(given: dict[str, object], reason: str) -> None:
+    """Refuse the first argument that is given, and has no effect for a reason."""
+    for name, value in given.items():
+        if value:
+            raise AnalysisError(f"{reason}: leave {name} out")
+
+
+def _add_book(commands: Commands) -> None:
     add = commands.add(
         "book",
         _book,
@@ -238,8 +391,20 @@ def add_commands(commands: Commands) -> None:
         requires=NEEDED,
     )
     add("--profile", default="default", help="smoke, default, paper or local")
-    add("-p", **parameters)
+    add("-p", **PARAMETERS)
 
+
+def _book(options: argparse.Namespace) -> None:
+    from analysis_book import build
+
+    parameters = {}
+    # Without parameters, no notebook need be read for theirs.
+    if options.parameters:
+        parameters = build.coerce(options.parameters, build.book_parameters())
+    say(f"the site is at {build.build_book(options.profile, parameters)}")
+
+
+def _add_report(commands: Commands) -> None:
     add = commands.add(
         "report",
         _report,
@@ -282,171 +447,6 @@ def add_commands(commands: Commands) -> None:
     known = "list the reports in a folder, and build none"
     add("--index", type=folder, action=Instead, metavar="FOLDER", help=known)
 
-    add = commands.add(
-        "claims",
-        _claims,
-        "print the ledger: the published claims that the book tests, and the verdicts",
-        "Those of the last build, or of executed notebooks. --csv has the sentences, sources and "
-        "bounds in full.",
-        "",
-        "--require maruta-middle-gap",
-        "results/notebooks/outliers-attention.ipynb --csv",
-        requires=NEEDED,
-    )
-    add(
-        "executed",
-        nargs="*",
-        type=Path,
-        metavar="EXECUTED",
-        help="executed notebooks (default: those of the book)",
-    )
-    add("--csv", action="store_true", help="print the verdicts as CSV")
-    add(
-        "--require",
-        metavar="CLAIMS",
-        help="status 1 unless all verdicts on these hold (comma-separated)",
-    )
-
-
-def _pretrain(options: argparse.Namespace) -> None:
-    from analysis_book.training import Pretraining, pretrain
-    from analysis_lib import files
-
-    names = (setting.name for setting in dataclasses.fields(Pretraining))
-    given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
-    if options.config is not None:
-        wanted = 'give a JSON object such as {"hidden_size": 192}'
-        given["configuration"] = files.read_json(options.config, wanted)
-    seeds = _numbers("--seeds", options.seeds, whole_number)
-    pretrain(
-        options.out,
-        Pretraining(**given),
-        seeds=seeds,
-        workers=options.workers,
-        device=options.device,
-    )
-    say(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
-
-
-def _train(options: argparse.Namespace) -> None:
-    from analysis_book.training.recipes import train
-
-    out = options.out or Path(options.name)
-    for row in train(options.name, out).itertuples():
-        interval = f"95 % interval {row.ci_low:.4f} to {row.ci_high:.4f}"
-        print(
-            f"{row.model}: {row.metric} {row.score:.4f} on held-out data ({interval}; baseline "
-            f"{row.baseline:.4f})"
-        )
-    say(f"wrote the model to {out}")
-
-
-def _dynamics(options: argparse.Namespace) -> None:
-    from analysis_book.papers.godey.dynamics import TABLES, dynamics, output
-    from analysis_book.training.runs import run_description
-    from analysis_lib import corpora
-    from analysis_lib.measurement.tables import table_files
-
-    seeds = _numbers("--seeds", options.seeds, whole_number)
-    # Misspelt names are refused before anything is written.
-    run_description(options.run)
-    corpora.data_identity(options.data)
-    writing = output(options.out, options.run, options.data)
-    writing.check(table_files(TABLES, writing.last))
-    with sole_writer(writing):
-        chosen = {"seeds": seeds, "tokenizer": options.tokenizer}
-        found = dynamics(options.run, options.data, options.limit, options.seed, **chosen)
-        found.save(options.out)
-    say(f"wrote {count(len(found), 'table')} of {count(len(found.steps), 'step')} to {options.out}")
-
-
-def _classifiers(options: argparse.Namespace) -> None:
-    from analysis_book.papers.fosse import trials
-
-    settings = {
-        "layers": _numbers("--layers", options.layers, whole_number),
-        "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, decimal_number),
-        "seeds": _numbers("--seeds", options.seeds, whole_number),
-        **{
-            name: getattr(options, name)
-            for name in ("limit", "test", "utterances", "epochs", "patience")
-        },
-        "sensitivity_layers": _numbers(
-            "--sensitivity-layers", options.sensitivity_layers, whole_number
-        ),
-    }
-    if options.sensitivity is not None:
-        settings["sensitivity_seeds"] = _numbers("--sensitivity", options.sensitivity, whole_number)
-    output = trials.output(options.out, options.data)
-    output.check(trials.FILES)
-    with sole_writer(output):
-        trials.record(options.data, options.out, **settings)
-    say(f"wrote the measurements of classifiers of {options.data} to {options.out}")
-
-
-def _numbers(option: str, text: str, read: Callable[[str], float]) -> list:
-    try:
-        return [read(part) for part in text.split(",")]
-    except ValueError:
-        wanted = (
-            "whole numbers, as in 0,1,2" if read is whole_number else "numbers, as in 0.001,0.1"
-        )
-        raise AnalysisError(f"{option} is {text!r}: give {wanted}") from None
-
-
-def _run(options: argparse.Namespace) -> None:
-    from analysis_book import build
-
-    given = {"NOTEBOOK": options.notebook, "--parameters": options.list_parameters}
-    given |= {"-p": options.parameters, "--out": options.out}
-    if options.list_notebooks:
-        _refuse_given(given, "--list lists the notebooks, and runs none")
-        print_names(build.titles())
-        return
-    if options.notebook is None:
-        raise AnalysisError("NOTEBOOK is missing: give one of `analysis-lib run --list`, or a file")
-    if options.list_parameters:
-        _refuse_given(
-            {"-p": options.parameters, "--out": options.out},
-            "--parameters lists them, and runs nothing",
-        )
-        rows = [["parameter", "type", "default", ""]]
-        for name, declared in build.commented(build.located(options.notebook)).items():
-            rows.append([name, *declared])
-        print(build.in_columns(rows, _width()))
-        return
-    notebook = build.located(options.notebook)
-    spec = build.notebook_parameters(notebook)
-    parameters = build.coerce(options.parameters, spec)
-    out = options.out or Path(".")
-    with made(out):
-        # Misspelt models and corpora, before a kernel starts.
-        build.inputs(build.complete(parameters, spec, str(notebook)))
-        name = (
-            notebook.name
-            if options.notebook.is_file()
-            else "-".join(options.notebook.parts) + ".ipynb"
-        )
-        executed = build.run_notebook(notebook, parameters, out / name)
-    say(f"executed notebook: {executed}")
-
-
-def _refuse_given(given: dict[str, object], reason: str) -> None:
-    """Refuse the first argument that is given, and has no effect for a reason."""
-    for name, value in given.items():
-        if value:
-            raise AnalysisError(f"{reason}: leave {name} out")
-
-
-def _book(options: argparse.Namespace) -> None:
-    from analysis_book import build
-
-    # Without parameters, no notebook need be read for theirs.
-    parameters = (
-        build.coerce(options.parameters, build.book_parameters()) if options.parameters else {}
-    )
-    say(f"the site is at {build.build_book(options.profile, parameters)}")
-
 
 def _report(options: argparse.Namespace) -> None:
     if options.index is not None:
@@ -483,6 +483,33 @@ def _report(options: argparse.Namespace) -> None:
     say(f"the report is at {page}")
 
 
+def _add_claims(commands: Commands) -> None:
+    add = commands.add(
+        "claims",
+        _claims,
+        "print the ledger: the published claims that the book tests, and the verdicts",
+        "Those of the last build, or of executed notebooks. --csv has the sentences, sources and "
+        "bounds in full.",
+        "",
+        "--require maruta-middle-gap",
+        "results/notebooks/outliers-attention.ipynb --csv",
+        requires=NEEDED,
+    )
+    add(
+        "executed",
+        nargs="*",
+        type=Path,
+        metavar="EXECUTED",
+        help="executed notebooks (default: those of the book)",
+    )
+    add("--csv", action="store_true", help="print the verdicts as CSV")
+    add(
+        "--require",
+        metavar="CLAIMS",
+        help="status 1 unless all verdicts on these hold (comma-separated)",
+    )
+
+
 def _claims(options: argparse.Namespace) -> None:
     from analysis_book.build.ledger import NOT_RUN, ledger
     from analysis_book.build.listing import ROOT
@@ -493,19 +520,23 @@ def _claims(options: argparse.Namespace) -> None:
     for path in options.executed:
         if not path.is_file():
             raise AnalysisError(f"{path} is no file: give executed notebooks")
-    home = ROOT / "_build" / "executed" / "default"
-    pages = {
-        str(path.relative_to(home).with_suffix("")): path for path in sorted(home.glob("*/*.ipynb"))
-    }
-    rows = ledger({str(path.with_suffix("")): path for path in options.executed} or pages)
+    pages = {str(path.with_suffix("")): path for path in options.executed}
+    if not pages:
+        home = ROOT / "_build" / "executed" / "default"
+        for path in sorted(home.glob("*/*.ipynb")):
+            pages[str(path.relative_to(home).with_suffix(""))] = path
+    rows = ledger(pages)
     if options.csv:
         judged = rows[rows["verdict"] != NOT_RUN]
         print(judged.to_csv(index=False).rstrip())
     else:
         print("\n".join(_ledger(rows, _width())))
     for name in required:
-        if ((found := rows.loc[rows["id"] == name, "verdict"]) != claims.HOLDS).any():
-            raise AnalysisError(f"not all verdicts on {name} are that it holds: {', '.join(found)}")
+        verdicts = rows.loc[rows["id"] == name, "verdict"]
+        if (verdicts != claims.HOLDS).any():
+            raise AnalysisError(
+                f"not all verdicts on {name} are that it holds: {', '.join(verdicts)}"
+            )
 
 
 def _ledger(rows: "pd.DataFrame", width: int) -> Iterator[str]:
@@ -514,10 +545,13 @@ def _ledger(rows: "pd.DataFrame", width: int) -> Iterator[str]:
     from analysis_book.build.listing import wrapped
     from analysis_book.figures.verdicts import about, number
 
-    records, cells = rows.to_dict("records"), []
+    records = rows.to_dict("records")
+    cells = []
     for row, on in zip(records, about(rows), strict=True):
-        corrected = f" (corrected: {row['after']})" if row["after"] != row["verdict"] else ""
-        cells.append(["", row["verdict"] + corrected, on, number(row)])
+        verdict = row["verdict"]
+        if row["after"] != verdict:
+            verdict += f" (corrected: {row['after']})"
+        cells.append(["", verdict, on, number(row)])
     last = ""
     for row, text in zip(records, wrapped(cells, width), strict=True):
         if row["verdict"] == NOT_RUN:
@@ -535,7 +569,7 @@ def _width() -> int:
 
 
 def _pages(**_: object) -> list[str]:
-    """What completes the name of a notebook."""
+    """The names of notebooks, by which the shell completes."""
     from analysis_book import build
 
     return [*build.titles()]

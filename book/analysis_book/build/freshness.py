@@ -1,6 +1,4 @@
-"""What is up to date: the key of a notebook changes when something does that its outputs depend
-on.
-"""
+"""Keys of notebooks: one changes when anything does that the outputs of its notebook depend on."""
 
 import functools
 import importlib.metadata
@@ -48,8 +46,7 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
 
 
 def paper_data(notebook: NotebookNode, data: Path) -> dict[str, str]:
-    """What the modules on the papers read of the folder ``data``, by folder, if a notebook uses one
-    of them.
+    """Hashes of what the modules on the papers read in ``data``, if a notebook uses one of them.
 
     Only notebooks import ``analysis_book.papers``: everything else lies below it.
     """
@@ -65,39 +62,41 @@ def _code(notebook: NotebookNode) -> list[str]:
 @functools.cache
 def installed() -> dict[str, str]:
     """The version of every installed package, by name."""
-    read = (found.metadata for found in importlib.metadata.distributions())
-    return {metadata["Name"]: metadata["Version"] for metadata in read}
+    described = (distribution.metadata for distribution in importlib.metadata.distributions())
+    return {metadata["Name"]: metadata["Version"] for metadata in described}
 
 
 def inputs(parameters: Parameters, shown: Parameters | None = None) -> dict[str, str]:
-    """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``,
-    ``data``, ``..._data``.
+    """The content of the models, runs and data that the parameters name.
 
-    What ships under such a name is among it, for ``beside``, too.
+    These are ``model``, ``..._models``, ``run``, ``runs``, ``data`` and ``..._data``. Measurements
+    that ship are those of ``beside`` and ``shipped...``.
 
     Args:
         parameters: what is read.
         shown: the same parameters, with other names for what they name.
     """
-    found, measurements = {}, data_directory() / "measurements"
+    contents = {}
+    measurements = data_directory() / "measurements"
     for name, value in parameters.items():
         values = value if isinstance(value, list) else [value]
         called = value if shown is None else shown[name]
         called = called if isinstance(called, list) else [called]
         pairs = [*zip(called, values, strict=True)]
         if name == "beside" or name.startswith("shipped"):
-            found |= {
-                f"shipped measurement {ship}": key(hashes_of(measurements / ship))
-                for ship in values
-            }
+            for shipped in values:
+                content = key(hashes_of(measurements / shipped))
+                contents[f"shipped measurement {shipped}"] = content
         elif name == "model" or name.endswith("models"):
-            found |= {f"model {title}": weights_identity(model) for title, model in pairs}
+            for title, model in pairs:
+                contents[f"model {title}"] = weights_identity(model)
         if name in ("run", "runs"):
-            found |= {f"run {title}": run_identity(run) for title, run in pairs}
+            for title, run in pairs:
+                contents[f"run {title}"] = run_identity(run)
         if name == "data" or name.endswith("_data"):
             # Before any kernel starts: every notebook would stop at the same mistake.
             corpora.check_draw(parameters.get("limit"), parameters.get("seed"))
-            found |= {
-                f"{name} {title}": corpora.data_identity(spec) for title, spec in pairs if spec
-            }
-    return found
+            for title, spec in pairs:
+                if spec:
+                    contents[f"{name} {title}"] = corpora.data_identity(spec)
+    return contents

@@ -1,6 +1,4 @@
-"""The first page of a report in words, and its part of a model card, from what ``geometry.json``
-holds.
-"""
+"""The first page of a report in words, and its part of a model card, from ``geometry.json``."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -8,7 +6,7 @@ from analysis_book.figures.markup import code, plain
 from analysis_lib.corpora import PLURAL
 from analysis_lib.corpora.sharing import data_name
 
-# Headline numbers in words: what they are, and by how many digits after the point they are told.
+# Headline numbers in words.
 WORDS = {
     "anisotropy": "average cosine of two tokens",
     "similarity": "average cosine of two tokens of one text",
@@ -35,13 +33,12 @@ KEYS = {
 }
 # How many changes are listed.
 CHANGES = 5
-# What a report is about, with the page that has it.
+# The quantities of a report, with the page that has them.
 GLOSSARY = {
     "Average cosine": (
         "similarity",
         "of two tokens of the corpus, over all pairs: 0 for random directions, 1 where all point "
-        "the same way. A high "
-        "one is called anisotropy.",
+        "the same way. A high one is called anisotropy.",
     ),
     "Average cosine of one text": (
         "within",
@@ -50,8 +47,7 @@ GLOSSARY = {
     "Drift": (
         "drift",
         "the norm of the mean vector of a layer, here as a share of the mean norm: 1 where all "
-        "vectors are the same, 0 "
-        "where they have no common part.",
+        "vectors are the same, 0 where they have no common part.",
     ),
     "Attention entropy": (
         "attention",
@@ -70,8 +66,7 @@ GLOSSARY = {
     "Outlier dimension": (
         "dimensions",
         "one whose absolute mean lies more than 3 standard deviations above those of the other "
-        "dimensions of its "
-        "layer.",
+        "dimensions of its layer.",
     ),
     "Spike": (
         "spikes",
@@ -86,47 +81,48 @@ GLOSSARY = {
     "Effect": (
         "interventions",
         "of a change: what it adds to the loss of a model that predicts tokens; of another model, "
-        "1 − the cosine of "
-        "what it gives out to what it gives out without the change.",
+        "1 − the cosine of what it gives out to what it gives out without the change.",
     ),
 }
 INTERVAL = (
     "in brackets: the 95 % confidence interval over the texts, or over what they are parts of. "
-    "That of a difference is "
-    "paired: the same texts are left out of both models."
+    "That of a difference is paired: the same texts are left out of both models."
 )
 
 
 def notes(models: Sequence[Mapping]) -> str:
-    """What was noted when texts were read, by model; "" where nothing was."""
-    lines = [
-        f"- {plain(model['title'])}: {plain(note)}." for model in models for note in model["notes"]
-    ]
+    """The notes on the texts, by model; "" if there are none."""
+    lines = []
+    for model in models:
+        for note in model["notes"]:
+            lines.append(f"- {plain(model['title'])}: {plain(note)}.")
+    if not lines:
+        return ""
     opening = [":::{admonition} Before you read the numbers", ":class: warning", ""]
-    return "\n".join([*opening, *lines, ":::"]) if lines else ""
+    return "\n".join([*opening, *lines, ":::"])
 
 
 def unusual(models: Sequence[Mapping]) -> str:
-    """What lies outside the range of the reference models, a line each; or that nothing does."""
+    """The numbers outside the range of the reference models, a line each; or that none is."""
     lines = []
+    names = {}
     for model in models:
         rows = model["beside_references"]
         beyond = [row for row in rows if row["side"] != "within"]
-        said = "" if beyond else "nothing beyond the reference models"
-        lines.append(f"- {plain(model['title'])}: {said}")
+        summary = "" if beyond else "nothing beyond the reference models"
+        lines.append(f"- {plain(model['title'])}: {summary}")
         lines += [f"  - {_beside(row)}" for row in beyond or rows]
-    names = dict.fromkeys(
-        name for model in models for row in model["beside_references"] for name in row["references"]
-    )
+        for row in rows:
+            names |= dict.fromkeys(row["references"])
+    items = PLURAL[models[0]["kind"]]
     if not names:
-        return f"There is no reference model that reads {PLURAL[models[0]['kind']]}."
+        return f"There is no reference model that reads {items}."
     plural = "s" if len(names) > 1 else ""
-    who = (
+    references = (
         f"Reference model{plural}: {_listed(names)}. A number is unusual where its interval lies "
-        "beyond theirs. "
-        f"They were measured on other {PLURAL[models[0]['kind']]}, which moves numbers, too."
+        f"beyond theirs. They were measured on other {items}, which moves numbers, too."
     )
-    return "\n".join([*lines, "", who])
+    return "\n".join([*lines, "", references])
 
 
 def _beside(row: Mapping) -> str:
@@ -139,21 +135,17 @@ def _beside(row: Mapping) -> str:
     return f"{WORDS[row['quantity']]} {end} {number} (layer {row['layer']}); {theirs}"
 
 
-def changes(found: Mapping) -> str:
-    """What differs most from the first model, a line for each quantity; "" of one model."""
-    first, *others = found["models"]
+def changes(geometry: Mapping) -> str:
+    """The largest differences to the first model, a line for each quantity; "" of one model."""
+    first, *others = geometry["models"]
     parts = []
     for model in others:
-        rows = [
-            row
-            for row in found["differences"]
-            if row["model"] == model["title"] and row["quantity"] in WORDS
-        ]
-        clear = [
-            row for row in rows if row["ci_low"] is not None and row["ci_low"] * row["ci_high"] > 0
-        ]
+        of_model = [row for row in geometry["differences"] if row["model"] == model["title"]]
+        rows = [row for row in of_model if row["quantity"] in WORDS]
+        clear = [row for row in rows if _is_clear(row)]
+        clear.sort(key=lambda row: _size(row, first), reverse=True)
         largest = {}
-        for row in sorted(clear, key=lambda row: _size(row, first), reverse=True):
+        for row in clear:
             largest.setdefault(row["quantity"], row)
         lines = [f"- {_change(row, first)}." for row in [*largest.values()][:CHANGES]]
         count = f"{len(clear)} of {len(rows)} differences have an interval without zero"
@@ -163,17 +155,22 @@ def changes(found: Mapping) -> str:
     return "\n".join(parts)
 
 
+def _is_clear(row: Mapping) -> bool:
+    """True if the interval of a difference is without zero."""
+    return row["ci_low"] is not None and row["ci_low"] * row["ci_high"] > 0
+
+
 def _base(row: Mapping, first: Mapping) -> float:
     """The number of the first model that a difference is to."""
     (layer,) = (layer for layer in first["layers"] if layer["layer"] == row["layer"])
     number = layer[row["quantity"]]
-    return (number[row["of"]] if row["of"] else number)["value"]
+    if row["of"]:
+        number = number[row["of"]]
+    return number["value"]
 
 
 def _size(row: Mapping, first: Mapping) -> float:
-    """How large a difference is: of norms, which know no largest one, as a share of that of the
-    first model.
-    """
+    """The size of a difference; of norms, which have no bound, as a share of the first model's."""
     size = abs(row["difference"])
     return size / _base(row, first) if row["quantity"] == "mean_norm" else size
 
@@ -186,7 +183,7 @@ def _change(row: Mapping, first: Mapping) -> str:
 
 
 def _of(quantity: str, of: str) -> str:
-    """What a number is of, in words."""
+    """The vectors or keys that a number is of, in words."""
     if not of:
         return ""
     if quantity.startswith("attention"):
@@ -205,7 +202,7 @@ def glossary(pages: Iterable[str]) -> str:
 
 
 def facts(models: Sequence[Mapping]) -> str:
-    """What the models are, as a table: a column for each."""
+    """The facts of the models, as a table with a column for each."""
     rows = {
         "architecture": lambda m: f"{m['architecture']} ({m['model_type']})",
         "parameters": lambda m: f"{m['parameters']:,}",
@@ -221,7 +218,8 @@ def facts(models: Sequence[Mapping]) -> str:
         ),
         "left out": lambda m: "; ".join(f"{name} ({why})" for name, why in m["left_out"].items()),
     }
-    lines = [["", *(plain(model["title"]) for model in models)], [":---"] * (1 + len(models))]
+    titles = [plain(model["title"]) for model in models]
+    lines = [["", *titles], [":---"] * (1 + len(models))]
     for name, say in rows.items():
         cells = [plain(str(say(model))) for model in models]
         if any(cells):
@@ -241,15 +239,12 @@ def _files(models: Sequence[Mapping]) -> str:
         rows += [(model["title"], file, digest) for file, digest in model["model_files"].items()]
     rows.append(("", f"texts of {data_name(models[0]['data'])}", models[0]["data_sha256"]))
     lines = [f"| {plain(title)} | {plain(file)} | {code(digest)} |" for title, file, digest in rows]
-    return "\n".join(
-        [":::{dropdown} Files", "| model | file | SHA-256 |", "|:---|:---|:---|", *lines, ":::"]
-    )
+    head = [":::{dropdown} Files", "| model | file | SHA-256 |", "|:---|:---|:---|"]
+    return "\n".join([*head, *lines, ":::"])
 
 
 def card_lines(model: Mapping) -> list[str]:
-    """What a model card says of a model besides its numbers: what was noted, and what is
-    unusual.
-    """
+    """The lines of a model card on a model besides its numbers: notes, and what is unusual."""
     lines = [f"- Note: {plain(note)}." for note in model["notes"]]
     beyond = [row for row in model["beside_references"] if row["side"] != "within"]
     lines += [f"- Unusual: {_beside(row)} ({_listed(row['references'])})." for row in beyond]

@@ -1,5 +1,6 @@
-"""Kernels that start with the library imported: each is a copy of one process, which imports it
-once for a build.
+"""Kernels that start with the library imported: each is a copy of one process.
+
+That process imports it once for a build.
 """
 
 import os

@@ -30,20 +30,19 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
     Raises:
         AnalysisError: a notebook cannot be read.
     """
-    every = {name: claim for paper in claims.PAPERS for name, claim in claims.load(paper).items()}
-    found = []
+    every = {}
+    for paper in claims.PAPERS:
+        every |= claims.load(paper)
+    records = []
     for page, path in pages.items():
         notebook = read_notebook(path)
-        outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
         drawn = {*_figures(notebook)}
-        for row in (
-            row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())
-        ):
+        for row in _verdicts(notebook):
             # A claim that the book no longer makes has no row.
             if row["id"] in every:
                 shown = [figure for figure in every[row["id"]].figures if figure in drawn]
-                found.append(row | {"judged_by": page, "figure": (shown or [""])[0]})
-    rows = pd.DataFrame(found, columns=["id", *GROUPS, *_OF_VERDICT, "judged_by", "figure"])
+                records.append(row | {"judged_by": page, "figure": (shown or [""])[0]})
+    rows = pd.DataFrame(records, columns=["id", *GROUPS, *_OF_VERDICT, "judged_by", "figure"])
     rows = rows.astype(dict.fromkeys(NUMBERS, float)).drop_duplicates(["id", *GROUPS, *NUMBERS])
     rows["after"] = claims.corrected(rows)
     known = pd.DataFrame([vars(claim) | {"source": claim.source} for claim in every.values()])
@@ -55,7 +54,7 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
 
 
 def outcomes(rows: pd.DataFrame) -> pd.DataFrame:
-    """What was found of each claim, over all that it was judged on, after correction.
+    """The outcome of each claim, over all that it was judged on, after correction.
 
     Args:
         rows: of :func:`ledger`.
@@ -72,8 +71,17 @@ def outcomes(rows: pd.DataFrame) -> pd.DataFrame:
             return judged.pop() if len(judged) == 1 else "mixed"
         return NOT_RUN if NOT_RUN in {*after} else "without a verdict"
 
-    found = rows.groupby(["id", "paper"], sort=False)["after"].agg(outcome)
-    return found.rename("outcome").reset_index()
+    by_claim = rows.groupby(["id", "paper"], sort=False)["after"].agg(outcome)
+    return by_claim.rename("outcome").reset_index()
+
+
+def _verdicts(notebook: NotebookNode) -> list[dict]:
+    """The verdicts in the outputs of a notebook."""
+    verdicts = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            verdicts += output.get("metadata", {}).get("verdicts", ())
+    return verdicts
 
 
 def _figures(notebook: NotebookNode) -> list[str]:

@@ -1,6 +1,4 @@
-"""Which notebooks there are, and what they declare: read without what executes them, so that a list
-comes at once.
-"""
+"""The notebooks and their parameters, read without what executes them: a list comes at once."""
 
 import ast
 import itertools
@@ -19,7 +17,7 @@ REPORT = Path(__file__).with_name("report")
 
 
 def is_clone() -> bool:
-    """Whether this is a clone, where the book can be built, and not an installed wheel."""
+    """True in a clone, where the book can be built, and not in an installed wheel."""
     return (ROOT / "_toc.yml").is_file()
 
 
@@ -29,49 +27,48 @@ def home() -> Path:
 
 
 def located(notebook: Path) -> Path:
-    """The file of a notebook: as it is given, or a page of the book by its name, in a clone or
-    installed.
+    """The file of a notebook: as it is given, or a page of the book by its name.
 
     Raises:
         AnalysisError: neither is there (with the nearest names of pages).
     """
     if notebook.is_file():
         return notebook
-    if notebook.parent == Path("report") and (page := REPORT / f"{notebook.name}.ipynb").is_file():
-        return page
-    found = home() / f"{notebook}.ipynb"
-    if notebook.suffix or notebook.is_absolute() or not found.is_file():
+    of_report = REPORT / f"{notebook.name}.ipynb"
+    if notebook.parent == Path("report") and of_report.is_file():
+        return of_report
+    page = home() / f"{notebook}.ipynb"
+    if notebook.suffix or notebook.is_absolute() or not page.is_file():
         raise AnalysisError(
             f"there is no notebook {notebook}: {near_names(str(notebook), pages())}"
         )
-    return found
+    return page
 
 
 def pages() -> dict[str, Path]:
     """The notebooks of the book, and those of reports, by name."""
-    found = {}
+    paths = {}
     for folder, prefix in ((home(), ""), (REPORT, "report/")):
         for path in sorted(folder.rglob("*.ipynb")):
             # In a clone, the second folder lies in the first.
             is_listed = folder == REPORT or not path.is_relative_to(REPORT)
             if is_listed and ".ipynb_checkpoints" not in path.parts:
-                found[f"{prefix}{path.relative_to(folder).with_suffix('').as_posix()}"] = path
-    return found
+                name = path.relative_to(folder).with_suffix("").as_posix()
+                paths[f"{prefix}{name}"] = path
+    return paths
 
 
 def titles() -> dict[str, str]:
-    """What each notebook is called, by name."""
-    found = {}
+    """The title of each notebook, by name."""
+    headings = {}
     for name, path in pages().items():
         first = _cells(path)[0]
-        found[name] = _source(first).partition("\n")[0].removeprefix("# ")
-    return found
+        headings[name] = _source(first).partition("\n")[0].removeprefix("# ")
+    return headings
 
 
 def commented(notebook: Path) -> dict[str, tuple[str, str, str]]:
-    """The parameters of a notebook by name: type, default and comment, as its cell of parameters
-    has them.
-    """
+    """The parameters of a notebook by name, as its cell has them: type, default and comment."""
     cells = [cell for cell in _cells(notebook) if "parameters" in cell["metadata"].get("tags", ())]
     if not cells:
         return {}
@@ -82,18 +79,19 @@ def commented(notebook: Path) -> dict[str, tuple[str, str, str]]:
         raise AnalysisError(
             f"{notebook}: its parameters cell is not plain Python: {error.msg}"
         ) from None
-    found = {}
+    declared = {}
     for statement in statements:
+        comment = _comment(source, statement)
         match statement:
             case ast.AnnAssign(ast.Name(name), kind, ast.expr() as value):
-                found[name] = (ast.unparse(kind), ast.unparse(value), _comment(source, statement))
+                declared[name] = (ast.unparse(kind), ast.unparse(value), comment)
             case ast.Assign([ast.Name(name)], value):
-                found[name] = ("", ast.unparse(value), _comment(source, statement))
-    return found
+                declared[name] = ("", ast.unparse(value), comment)
+    return declared
 
 
 def _comment(source: str, statement: ast.stmt) -> str:
-    """What is said of a statement: behind it, or in the line above."""
+    """The comment on a statement: behind it, or in the line above."""
     lines = source.splitlines()
     # Positions are counted in bytes.
     behind = lines[statement.end_lineno - 1].encode()[statement.end_col_offset :].decode()
@@ -124,8 +122,7 @@ NARROWEST = 8
 
 
 def in_columns(rows: Sequence[Sequence[str]], width: int) -> str:
-    """Rows of texts as columns, the widest of which are wrapped until a line has so many letters at
-    most.
+    """Rows of texts as columns, the widest of which are wrapped until a line fits the width.
 
     >>> print(in_columns([["name", "what it is"], ["sink", "a key that receives much"]], 18))
     name  what it is

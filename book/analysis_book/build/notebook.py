@@ -45,15 +45,14 @@ INJECTED = "injected-parameters"
 
 
 def run_notebook(notebook: Path, parameters: Parameters, out: Path) -> Path:
-    """Execute ``notebook`` with ``parameters`` in the current folder and write the executed copy to
-    ``out``.
+    """Execute ``notebook`` with ``parameters`` in the current folder; the copy is ``out``.
 
     An executed copy of the same notebook, on the same models and data, is replaced, unless it has
     been changed.
 
     Raises:
-        AnalysisError: an unknown parameter, a value of another type, or something else in the place
-            of ``out``; or a run that did not finish: ``out`` is then left as it was, and what was
+        AnalysisError: an unknown parameter, a value of another type, or something else where
+            ``out`` is; or a run that did not finish: ``out`` is then left as it was, and what was
             executed lies beside it, as ``NAME.failed.ipynb``.
     """
     failed = out.with_suffix(".failed.ipynb")
@@ -90,8 +89,7 @@ async def execute(
     line_file: Path | None = None,
     failed: Path | None = None,
 ) -> Path:
-    """``run_notebook`` beside others, which share one process: each has a kernel of its own, which
-    ends with it.
+    """``run_notebook`` beside others, which share one process; each has a kernel of its own.
 
     Args:
         key: kept in the copy, so that :func:`build_book` can tell whether it is up to date.
@@ -128,9 +126,8 @@ async def execute(
         if error or unfinished:
             if failed:
                 _write(copy, failed)
-            raise AnalysisError(
-                *_complaint(notebook, final, copy, begun if error else unfinished[0], error)
-            )
+            wrong = begun if error else unfinished[0]
+            raise AnalysisError(*_complaint(notebook, final, copy, wrong, error))
         copy.metadata["analysis_lib"] |= {
             "key": key,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -143,9 +140,8 @@ async def execute(
 
 def _write(notebook: nbformat.NotebookNode, out: Path) -> None:
     """Write a notebook whole or not at all, with the hash of its cells."""
-    notebook.metadata["analysis_lib"]["sha256"] = _content_hash(
-        nbformat.reads(nbformat.writes(notebook), 4)
-    )
+    written = nbformat.reads(nbformat.writes(notebook), 4)
+    notebook.metadata["analysis_lib"]["sha256"] = _content_hash(written)
     files.write(out, lambda path: nbformat.write(notebook, path))
 
 
@@ -156,9 +152,7 @@ def _content_hash(notebook: nbformat.NotebookNode) -> str:
 
 
 def _refuse_foreign(path: Path, notebook: Path, parameters: Parameters) -> None:
-    """Refuse to replace all but an executed copy of the same notebook, models and data, as it was
-    written.
-    """
+    """Refuse to replace all but an unchanged copy of the same notebook, models and data."""
     if not path.is_file() or path.samefile(notebook):
         return
     try:
@@ -186,9 +180,11 @@ def _parameterized(notebook: Path, changed: Parameters) -> nbformat.NotebookNode
     copy = read_notebook(notebook)
     for cell in copy.cells:
         if cell.cell_type == "code":
-            cell.execution_count, cell.outputs = None, []
+            cell.execution_count = None
+            cell.outputs = []
     if changed:
-        copy.cells.insert(copy.cells.index(parameters_cell(copy)) + 1, injected_cell(changed))
+        index = copy.cells.index(parameters_cell(copy))
+        copy.cells.insert(index + 1, injected_cell(changed))
     return copy
 
 
@@ -210,13 +206,17 @@ async def _run(
     on_cell: Callable[[], object],
     line_file: Path | None,
 ) -> tuple[nbformat.NotebookNode | None, Exception | None, float]:
-    """Run the cells; the last one that was begun, what ended the run before its end, and the
-    processor's seconds.
+    """Run the cells.
+
+    Returns:
+        The last cell that was begun, the error that ended the run early, and the seconds of the
+        processor.
     """
-    begun, failure, busy = None, None, 0.0
-    manager = kernel_manager(
-        scratch, sockets, threads, {LINE_FILE: str(line_file)} if line_file else {}
-    )
+    begun = None
+    failure = None
+    busy = 0.0
+    environment = {LINE_FILE: str(line_file)} if line_file else {}
+    manager = kernel_manager(scratch, sockets, threads, environment)
     # The usual 4 seconds for iopub are too few where many notebooks share few cores.
     client = NotebookClient(
         notebook, manager, startup_timeout=300, iopub_timeout=120, raise_on_iopub_timeout=True
@@ -257,9 +257,8 @@ def _executed(cell: nbformat.NotebookNode) -> bool:
 
 def _traceback(cell: nbformat.NotebookNode) -> list[str]:
     text = "\n".join(line for output in cell.outputs for line in output.get("traceback", []))
-    return [
-        line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()
-    ]
+    uncoloured = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    return [line.rstrip() for line in uncoloured.splitlines() if line.strip()]
 
 
 def _complaint(
@@ -269,33 +268,26 @@ def _complaint(
     cell: nbformat.NotebookNode | None,
     error: Exception | None,
 ) -> list[str]:
-    """In lines, what a reader needs to find the error: the cell, the parameters and the end of the
-    traceback.
-    """
-    where, tail = "failed before its first cell", []
+    """The lines by which a reader finds an error: cell, parameters and end of the traceback."""
+    where = "failed before its first cell"
+    tail = []
     if cell:
-        authored = [c for c in copy.cells if not _injected(c)]
-        number = next((n for n, c in enumerate(authored, 1) if c is cell), 0)
-        where, tail = (
-            f"failed in cell {number}: {cell.source.strip().partition(chr(10))[0]}",
-            _traceback(cell),
-        )
+        authored = [other for other in copy.cells if not _injected(other)]
+        number = next((n for n, other in enumerate(authored, 1) if other is cell), 0)
+        first_line = cell.source.strip().partition("\n")[0]
+        where = f"failed in cell {number}: {first_line}"
+        tail = _traceback(cell)
     values = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
-    said = [f"{notebook} {where}", f"parameters: {values or 'none'}"]
+    given = f"parameters: {values or 'none'}"
     if not cell or isinstance(error, DeadKernelError):
         reason = str(error).partition("\n")[0] or type(error).__name__
-        return [
-            "; ".join(
-                [
-                    *said,
-                    f"{reason}: free some memory or disk space, or mend the cell, and run again",
-                ]
-            )
-        ]
+        remedy = "free some memory or disk space, or mend the cell, and run again"
+        return [f"{notebook} {where}; {given}; {reason}: {remedy}"]
     tail = tail or str(error or "it was not executed").splitlines()
-    return [said[0], *(f"  {line}" for line in [said[1], *tail[-6:]])]
+    details = [given, *tail[-6:]]
+    return [f"{notebook} {where}", *(f"  {line}" for line in details)]
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

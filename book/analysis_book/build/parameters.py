@@ -1,4 +1,4 @@
-"""What notebooks declare as parameters, and what a profile and the command line set them to."""
+"""The parameters of notebooks, and their values by a profile and by the command line."""
 
 import ast
 import re
@@ -52,7 +52,7 @@ def parameters_cell(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode | 
 
 
 def is_input(name: str) -> bool:
-    """Whether a parameter of this name says which models, runs or data a notebook reads."""
+    """True if a parameter of this name names the models, runs or data that a notebook reads."""
     return name in ("model", "run", "runs", "data") or name.endswith(("models", "_data"))
 
 
@@ -71,17 +71,19 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
     Raises:
         AnalysisError: one of them is no literal of one of ``TYPES``.
     """
-    cell, found = parameters_cell(read_notebook(notebook)), {}
+    cell = parameters_cell(read_notebook(notebook))
+    if not cell:
+        return {}
+    declared = {}
     try:
-        for node in ast.parse(cell.source).body if cell else ():
+        for node in ast.parse(cell.source).body:
             match node:
                 case ast.AnnAssign(ast.Name(name), kind, ast.expr() as value):
-                    found[name] = Parameter(
-                        name, ast.unparse(kind).partition("[")[0], ast.literal_eval(value)
-                    )
+                    type_name = ast.unparse(kind).partition("[")[0]
+                    declared[name] = Parameter(name, type_name, ast.literal_eval(value))
                 case ast.Assign([ast.Name(name)], value):
                     default = ast.literal_eval(value)
-                    found[name] = Parameter(name, type(default).__name__, default)
+                    declared[name] = Parameter(name, type(default).__name__, default)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise AnalysisError(
             f"{notebook}: its parameters cell is not plain Python: {str(error).split(' (')[0]}"
@@ -90,13 +92,13 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
         raise AnalysisError(
             f"{notebook}: the default of parameter {name} is not a literal"
         ) from None
-    for name, parameter in found.items():
+    for name, parameter in declared.items():
         if parameter.type not in TYPES:
             raise AnalysisError(
                 f"{notebook}: parameter {name} has type {parameter.type}; use {', '.join(TYPES)}"
             )
         _check_value(parameter.default, parameter)
-    return found
+    return declared
 
 
 def book_parameters(root: Path = ROOT) -> dict[str, Parameter]:
@@ -143,8 +145,9 @@ def complete(
 def resolve(
     profile: str, parameters: Parameters, root: Path = ROOT
 ) -> dict[str, dict[str, object]]:
-    """The values of all parameters of each notebook: its defaults, under the profile, under
-    ``parameters``.
+    """The values of all parameters of each notebook.
+
+    ``parameters`` come before the profile, and the profile before the defaults of the notebook.
 
     Raises:
         AnalysisError: an unknown profile, notebook or parameter, or a value of another type.
@@ -161,10 +164,10 @@ def resolve(
         )
     resolved = {}
     for name, spec in specs.items():
-        below, above = (
-            {k: v for k, v in values.items() if k in spec} for values in (shared, parameters)
-        )
-        given = below | (settings.get(name) or {}) | above
+        of_all = {key: value for key, value in shared.items() if key in spec}
+        own = settings.get(name) or {}
+        overriding = {key: value for key, value in parameters.items() if key in spec}
+        given = of_all | own | overriding
         resolved[name] = complete(given, spec, f"profile {profile}: {name}")
     return resolved
 
@@ -187,10 +190,10 @@ def _profile(root: Path, profile: str) -> dict:
     except (OSError, yaml.YAMLError) as error:
         raise AnalysisError(f"cannot read the profile {path}: {error}") from error
     if base := settings.pop("extends", None):
-        below = _profile(root, base)
-        settings = {
-            name: {**below.get(name, {}), **settings.get(name, {})} for name in below | settings
-        }
+        extended = _profile(root, base)
+        for name, values in settings.items():
+            extended[name] = extended.get(name, {}) | values
+        return extended
     return settings
 
 
@@ -204,24 +207,28 @@ def _typed(text: str, parameter: Parameter) -> object:
             raise ValueError
         if parameter.type != "list":
             return _scalar(text, TYPES[parameter.type])
-        items = yaml.load(text if text.startswith("[") else f"[{text}]", yaml.BaseLoader)
+        flow = text if text.startswith("[") else f"[{text}]"
+        items = yaml.load(flow, yaml.BaseLoader)
         if not all(isinstance(item, str) for item in items):
             raise ValueError
         kinds = {type(item) for item in parameter.default}
         # Of a list that is empty by default, plain numbers are numbers, and all else is text: `no`
         # is a name.
-        numbers = not kinds and all(re.fullmatch(r"-?(0|[1-9][0-9]*)", item) for item in items)
-        kind = kinds.pop() if len(kinds) == 1 else int if numbers else str
+        kind = str
+        if len(kinds) == 1:
+            kind = kinds.pop()
+        elif not kinds and all(re.fullmatch(r"-?(0|[1-9][0-9]*)", item) for item in items):
+            kind = int
         return [_scalar(item, kind) for item in items]
     except (KeyError, ValueError, yaml.YAMLError):
         raise AnalysisError(_misfit(text, parameter)) from None
 
 
 def _mapping(text: str) -> dict:
-    found = yaml.safe_load(text)
-    if not isinstance(found, dict):
+    mapping = yaml.safe_load(text)
+    if not isinstance(mapping, dict):
         raise ValueError
-    return found
+    return mapping
 
 
 def _scalar(text: str, kind: type) -> object:

@@ -1,6 +1,4 @@
-"""What pages carry besides: figures their data as CSV, cells the library's notes: IPython's
-extension of a build.
-"""
+"""IPython's extension of a build: figures bring their data as CSV, cells the library's notes."""
 
 import functools
 import io
@@ -18,11 +16,10 @@ from analysis_lib.progress import Once
 
 
 def load_ipython_extension(_: object) -> None:
-    """Let seaborn's functions note what they draw, and figures show it as CSV besides their
-    picture.
-    """
-    for name in (name for name in dir(sns) if name.endswith(("plot", "heatmap"))):
-        setattr(sns, name, _noting(getattr(sns, name)))
+    """Let seaborn's functions note what they draw, and figures show it as CSV, too."""
+    for name in dir(sns):
+        if name.endswith(("plot", "heatmap")):
+            setattr(sns, name, _noting(getattr(sns, name)))
     figures.Slider._repr_mimebundle_ = of_frames
     Figure._repr_mimebundle_ = of_figure
     notes = _Notes()
@@ -41,7 +38,8 @@ class _Notes(logging.Handler):
 def _noting(draw: Callable) -> Callable:
     @functools.wraps(draw)
     def noting(*arguments: object, **named: object) -> object:
-        shown, data = draw(*arguments, **named), named.get("data", next(iter(arguments), None))
+        shown = draw(*arguments, **named)
+        data = named.get("data", next(iter(arguments), None))
         if isinstance(data, pd.DataFrame):
             shown.figure.__dict__.setdefault("_drawn", []).append(data)
         return shown
@@ -55,34 +53,39 @@ def of_figure(figure: Figure, **_: object) -> dict[str, str]:
 
 
 def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
-    """The frame that a slider begins with as SVG, and what all are drawn from; the first column
-    says of which frame.
+    """The frame that a slider begins with as SVG, and the tables of all as CSV.
+
+    The first column of the CSV is the frame.
     """
-    tables = {
-        key: table for key, figure in slider.frames.items() if (table := drawn(figure)) is not None
-    }
+    tables = {}
+    for key, figure in slider.frames.items():
+        table = drawn(figure)
+        if table is not None:
+            tables[key] = table
+    whole = pd.concat(tables, names=["frame"]).reset_index(0) if tables else None
+    *_, initial = slider.frames.values()
     picture = io.StringIO()
-    [*slider.frames.values()][-1].savefig(picture, format="svg", metadata={"Date": None})
-    shown = _as_csv(pd.concat(tables, names=["frame"]).reset_index(0) if tables else None)
-    return {"image/svg+xml": picture.getvalue()} | shown
+    initial.savefig(picture, format="svg", metadata={"Date": None})
+    return {"image/svg+xml": picture.getvalue()} | _as_csv(whole)
 
 
 def _as_csv(table: pd.DataFrame | None) -> dict[str, str]:
-    return (
-        {}
-        if table is None
-        else {"text/csv": table.infer_objects().to_csv(index=False, float_format="%.6g")}
-    )
+    if table is None:
+        return {}
+    return {"text/csv": table.infer_objects().to_csv(index=False, float_format="%.6g")}
 
 
 def drawn(figure: Figure) -> pd.DataFrame | None:
-    """The tables from which seaborn has drawn a figure, one below the other; else the points of its
-    lines, if any.
+    """The tables from which seaborn has drawn a figure, one below the other.
+
+    Without any, they are the points of its lines, if it has lines.
     """
-    if tables := {id(table): table for table in getattr(figure, "_drawn", ())}.values():
-        named = [
-            table.reset_index([name for name in table.index.names if name]) for table in tables
-        ]
+    tables = {id(table): table for table in getattr(figure, "_drawn", ())}
+    if tables:
+        named = []
+        for table in tables.values():
+            levels = [name for name in table.index.names if name]
+            named.append(table.reset_index(levels))
         return pd.concat(named, ignore_index=True)
     lines = [line for axes in figure.axes for line in axes.lines]
     points = [(str(line.get_label()), *point) for line in lines for point in line.get_xydata()]

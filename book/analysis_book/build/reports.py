@@ -1,5 +1,4 @@
-"""A book on one model, or on several side by side: ``analysis-lib report MODEL --data D --out
-DIR``.
+"""A book on one model, or on several side by side: ``analysis-lib report MODEL``.
 
 Each model is measured once, in one pass; the pages, notebooks in ``report/``, find the measurements
 where they are kept. Beside the pages lie ``geometry.json`` (``data/geometry.schema.json``),
@@ -72,12 +71,10 @@ PAGES = {
 }
 # Of these, a page says that there are none.
 MAY_BE_EMPTY = ("spike_dimensions",)
-REPORT, GEOMETRY, CARD, INDEX = (
-    "report.json",
-    "geometry.json",
-    "model-card.md",
-    "analysis-lib report --index",
-)
+REPORT = "report.json"
+GEOMETRY = "geometry.json"
+CARD = "model-card.md"
+INDEX = "analysis-lib report --index"
 # Of a page of the book's site, what a report has no use for.
 OF_THE_BOOK = ("sphinxcontrib.bibtex", "ledger")
 FIRST = """\
@@ -126,8 +123,7 @@ def build_report(
     device: str | None = None,
     workers: int = 1,
 ) -> Path:
-    """Measure models on the same texts, build the site of what was found, and return the path of
-    its first page.
+    """Measure models on the same texts, and build a site about them.
 
     Args:
         models: as ``load_model`` takes them; differences are to the first. Or one run, a folder
@@ -142,6 +138,9 @@ def build_report(
         tokenizer, device: of all models, see ``load_model``.
         workers: processes on this machine that measure.
 
+    Returns:
+        The path of the first page.
+
     Raises:
         AnalysisError: no Jupyter Book 1; a folder that holds something else, or a page that was
             changed; what ``load_model``, ``load_corpus`` and ``measure`` raise; a notebook that
@@ -154,39 +153,45 @@ def build_report(
         raise AnalysisError(
             "the pages of a report read the texts again: give a file instead of standard input"
         )
-    same = [os.path.realpath(name) if Path(name).is_dir() else name for name in models]
-    if repeated := [name for name, one in zip(models, same, strict=True) if same.count(one) > 1]:
-        raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
+    _refuse_repeated(models)
     checked_options("float32", device)
     corpus = load_corpus(data, limit, seed, units=units)
     for name in models:
         refuse_unavailable(name, corpus, "all", Settings(), workers)
-    steps, lasting = _steps(models), store.measurements_directory() is not None
+    steps = _steps(models)
+    lasting = store.measurements_directory() is not None
     with _scratch(out) as scratch, _kept(scratch):
-        every, about = {}, {}
+        every = {}
+        about = {}
         for name in steps or models:
             with interruption(kept=bool(every and lasting)):
                 loaded = load_model(name, processor=tokenizer, device=device)
                 every[name, None] = measure_sensible(loaded, corpus, METRICS, workers=workers)
             about[name] = _about(loaded)
             del loaded
-        shown = [*steps][:: max(1, len(steps) - 1)] if steps else list(models)
+        shown = list(models)
+        run = None
+        if steps:
+            # The first checkpoint and the last.
+            shown = [*steps][:: max(1, len(steps) - 1)]
+            run = Comparison(every)
         comparison = Comparison({(name, None): every[name, None] for name in shown})
-        title = " ".join(title.split()) or (
-            Path(models[0]).name if steps else " and ".join(comparison.titles.values())
-        )
-        found = _found(title, comparison, about)
-        draw = {"data": data, "limit": limit, "seed": seed}
-        tables = _tables(comparison, Comparison(every) if steps else None)
+        usual_title = " and ".join(comparison.titles.values())
+        if steps:
+            usual_title = Path(models[0]).name
+        geometry = _geometry(" ".join(title.split()) or usual_title, comparison, about)
+        tables = _tables(comparison, run)
         root = scratch / "root"
-        pages = _stage(root, found, comparison, tables, bool(steps))
+        pages = _stage(root, geometry, comparison, tables, bool(steps))
         options = {"units": units, "tokenizer": tokenizer, "device": device}
-        draw["options"] = {name: value for name, value in options.items() if value is not None}
-        given = {"models": shown, **draw} | ({"run": models[0]} if steps else {})
-        with _lasting_messages(root, lasting):
-            build_book("default", given, root=root, out=scratch / "site")
+        options = {name: value for name, value in options.items() if value is not None}
+        given = {"models": shown, "data": data, "limit": limit, "seed": seed, "options": options}
+        if steps:
+            given["run"] = models[0]
         site = scratch / "site"
-        _write(site, found, tables, pages)
+        with _lasting_messages(root, lasting):
+            build_book("default", given, root=root, out=site)
+        _write(site, geometry, tables, pages)
         output.replace(site)
     if is_index(out.parent / "index.html"):
         try:
@@ -197,6 +202,14 @@ def build_report(
                 "note: the index of reports is left as it was: %s", error
             )
     return out / "index.html"
+
+
+def _refuse_repeated(models: Sequence[str]) -> None:
+    """Refuse a model that is named twice, a folder also by two paths."""
+    same = [os.path.realpath(name) if Path(name).is_dir() else name for name in models]
+    for name, real in zip(models, same, strict=True):
+        if same.count(real) > 1:
+            raise AnalysisError(f"{name} was given twice: give each model once")
 
 
 def report_output(models: Sequence[str], data: str, out: Path) -> Output:
@@ -234,16 +247,15 @@ def _scratch(out: Path) -> Iterator[Path]:
 def _steps(models: Sequence[str]) -> dict[str, int]:
     """The steps of the checkpoints of a run, by their names, if that is what was given."""
     folder = Path(models[0])
-    if len(models) > 1 or not (
-        [*folder.glob("checkpoint-*")] or (folder / "pretraining.json").is_file()
-    ):
+    is_run = any(folder.glob("checkpoint-*")) or (folder / "pretraining.json").is_file()
+    if len(models) > 1 or not is_run:
         return {}
-    found = checkpoints(models[0])
-    if len(found) < 2:
+    run = checkpoints(models[0])
+    if len(run) < 2:
         raise AnalysisError(
-            f"{folder} holds the weights of one checkpoint: give {found[0].model} as a model"
+            f"{folder} holds the weights of one checkpoint: give {run[0].model} as a model"
         )
-    return {checkpoint.model: checkpoint.step for checkpoint in found}
+    return {checkpoint.model: checkpoint.step for checkpoint in run}
 
 
 @contextmanager
@@ -261,18 +273,17 @@ def _kept(scratch: Path) -> Iterator[None]:
 
 @contextmanager
 def _lasting_messages(root: Path, measured: bool) -> Iterator[None]:
-    """Inside it, what is said holds when the folder is cleared: the log of the site is kept
-    elsewhere.
+    """Inside it, messages name no file of the folder, which is cleared; the log is kept elsewhere.
 
     Args:
-        measured: whether what was measured is kept, of which a Ctrl-C speaks; the notebooks are
-            not.
+        measured: True if measurements are kept, of which a Ctrl-C speaks; the notebooks are not.
     """
     log = root / "_build" / "build.log"
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(CONTINUES if measured else BEGINS_ANEW) from None
+        message = CONTINUES if measured else BEGINS_ANEW
+        raise KeyboardInterrupt(message) from None
     except AnalysisError as error:
         lines = [str(line) for line in error.args]
         if any(str(log) in line for line in lines):
@@ -284,7 +295,7 @@ def _lasting_messages(root: Path, measured: bool) -> Iterator[None]:
 
 
 def _about(loaded: LoadedModel) -> dict[str, object]:
-    """What is known of a model besides what is measured."""
+    """The facts of a model besides its measurements."""
     model, processor = loaded.model, loaded.processor
     about = {
         "architecture": type(model).__name__,
@@ -293,13 +304,13 @@ def _about(loaded: LoadedModel) -> dict[str, object]:
         "reader": type(processor).__name__,
     }
     if loaded.kind == "text":
-        about |= {"vocabulary": len(processor) if hasattr(processor, "__len__") else None}
-        about |= {"longest": loaded.max_length}
+        about["vocabulary"] = len(processor) if hasattr(processor, "__len__") else None
+        about["longest"] = loaded.max_length
     return about
 
 
-def _found(title: str, comparison: Comparison, about: Mapping[str, dict]) -> dict:
-    """What ``geometry.json`` holds."""
+def _geometry(title: str, comparison: Comparison, about: Mapping[str, dict]) -> dict:
+    """The content of ``geometry.json``."""
     models = []
     names = names_to_share(name for name, _ in comparison.runs)
     for ((name, _), tables), called in zip(comparison.runs.items(), names, strict=True):
@@ -318,28 +329,59 @@ def _found(title: str, comparison: Comparison, about: Mapping[str, dict]) -> dic
 
 
 def _stage(
-    root: Path, found: dict, comparison: Comparison, tables: Iterable[str], is_run: bool
+    root: Path, geometry: dict, comparison: Comparison, tables: Iterable[str], is_run: bool
 ) -> list[str]:
     """Write a book of the pages that apply, for :func:`build_book`; their names."""
-    several, models = len(comparison.trained) > 1, comparison.trained.values()
+    models = [*comparison.trained.values()]
     pages = [page for page in PAGES if _applies(page, models) and (page != "training" or is_run)]
     if not pages:
         raise AnalysisError("of this model nothing can be shown: give more data")
+    book = root / "book"
+    _copy_look(listing.home(), book)
+    left_out = _left_out(models)
+    (book / "report").mkdir()
+    for page in pages:
+        notebook = read_notebook(HOME / f"{page}.ipynb")
+        cells = [cell for cell in notebook.cells if not left_out & {*cell.metadata.get("tags", ())}]
+        notebook.cells = cells
+        for cell in cells:
+            # A report is looked at; a reader who wants to copy a cell unfolds it.
+            tags = cell.metadata.setdefault("tags", [])
+            if cell.cell_type == "code" and not {"parameters", "hide-input"} & {*tags}:
+                tags.append("hide-input")
+        nbformat.write(notebook, book / "report" / f"{page}.ipynb")
+    names = " · ".join(f'<a href="tables/{name}.csv">{name}.csv</a>' for name in tables)
+    # The theme writes a title as it is, in three places.
+    shown = geometry["title"].replace("<", "‹").replace(">", "›")
+    texts = _first_page(geometry, pages) | {"title": plain(shown), "tables": names}
+    first = FIRST.format(**texts, geometry=GEOMETRY, card=CARD)
+    (book / "index.md").write_text(first, encoding="utf-8")
+    chapters = [{"file": f"report/{page}"} for page in pages] + [{"file": "status"}]
+    _yaml(root / "_toc.yml", {"format": "jb-book", "root": "index", "chapters": chapters})
+    _yaml(root / "_config.yml", _configuration(shown))
+    return pages
+
+
+def _left_out(models: Sequence[Tables]) -> set[str]:
+    """The tags of cells that say nothing of these models."""
     attention = all("attention_entropy" in tables for tables in models)
-    leave = {"without-attention"} if attention else {"attention"}
-    leave |= set() if several else {"several"}
-    leave |= (
-        set() if attention and all(tables.run["kind"] == "text" for tables in models) else {"words"}
-    )
+    text = all(tables.run["kind"] == "text" for tables in models)
     widths = [tables.layers["width"].tolist() for tables in models]
-    leave |= set() if all(width == widths[0] for width in widths) else {"same-width"}
-    scores = all("score_contributions" in tables for tables in models)
-    leave |= set() if scores else {"scores"}
-    spiking = any(
-        len(tables["spike_dimensions"]) for tables in models if "spike_dimensions" in tables
-    )
-    leave |= set() if spiking else {"spiking"}
-    home, book = listing.home(), root / "book"
+    spikes = [tables["spike_dimensions"] for tables in models if "spike_dimensions" in tables]
+    applies = {
+        "attention": attention,
+        "without-attention": not attention,
+        "several": len(models) > 1,
+        "words": attention and text,
+        "same-width": all(width == widths[0] for width in widths),
+        "scores": all("score_contributions" in tables for tables in models),
+        "spiking": any(map(len, spikes)),
+    }
+    return {tag for tag, does in applies.items() if not does}
+
+
+def _copy_look(home: Path, book: Path) -> None:
+    """Copy what gives the pages of the book their look, and parameters without a change."""
     for folder in ("_ext", "_static", "_templates"):
         (book / folder).mkdir(parents=True)
         # One by one: of a full disk, copytree would say so for each file.
@@ -349,48 +391,29 @@ def _stage(
     shutil.copy(home / "status.md", book)
     (book / "parameters").mkdir()
     (book / "parameters" / "default.yml").write_text("{}\n", encoding="utf-8")
-    (book / "report").mkdir()
-    for page in pages:
-        notebook = read_notebook(HOME / f"{page}.ipynb")
-        notebook.cells = [
-            cell for cell in notebook.cells if not leave & {*cell.metadata.get("tags", ())}
-        ]
-        for cell in notebook.cells:
-            # A report is looked at; who wants to copy a cell unfolds it.
-            tags = cell.metadata.setdefault("tags", [])
-            if cell.cell_type == "code" and "parameters" not in tags:
-                tags += [] if "hide-input" in tags else ["hide-input"]
-        nbformat.write(notebook, book / "report" / f"{page}.ipynb")
-    names = " · ".join(f'<a href="tables/{name}.csv">{name}.csv</a>' for name in tables)
-    # The theme writes a title as it is, in three places.
-    shown = found["title"].replace("<", "‹").replace(">", "›")
-    texts = _first_page(found, pages) | {"title": plain(shown), "tables": names}
-    (book / "index.md").write_text(
-        FIRST.format(**texts, geometry=GEOMETRY, card=CARD), encoding="utf-8"
-    )
-    chapters = [{"file": f"report/{page}"} for page in pages] + [{"file": "status"}]
-    _yaml(root / "_toc.yml", {"format": "jb-book", "root": "index", "chapters": chapters})
-    configured = ROOT if listing.is_clone() else home
+
+
+def _configuration(title: str) -> dict:
+    """The configuration of the book, without what a report has no use for."""
+    configured = ROOT if listing.is_clone() else listing.home()
     config = yaml.safe_load((configured / "_config.yml").read_text(encoding="utf-8"))
     sphinx = config["sphinx"]
-    sphinx["config"]["extensions"] = [
-        name for name in sphinx["config"]["extensions"] if name not in OF_THE_BOOK
-    ]
+    extensions = sphinx["config"]["extensions"]
+    sphinx["config"]["extensions"] = [name for name in extensions if name not in OF_THE_BOOK]
     for name in OF_THE_BOOK:
         sphinx["local_extensions"].pop(name, None)
-    config |= {"title": shown, "author": "", "bibtex_bibfiles": []}
+    config |= {"title": title, "author": "", "bibtex_bibfiles": []}
     sphinx["config"].pop("bibtex_reference_style", None)
     sphinx["config"] |= {"nb_code_prompt_show": "Show code", "nb_code_prompt_hide": "Hide code"}
     # What is not ours is shown as it is, quotation marks and dashes, too.
     sphinx["config"]["smartquotes"] = False
-    _yaml(root / "_config.yml", config)
-    return pages
+    return config
 
 
-def _first_page(found: dict, pages: Sequence[str]) -> dict[str, str]:
+def _first_page(geometry: dict, pages: Sequence[str]) -> dict[str, str]:
     """The parts of the first page."""
-    models = found["models"]
-    differing = front_page.changes(found)
+    models = geometry["models"]
+    differing = front_page.changes(geometry)
     return {
         "notes": front_page.notes(models),
         "unusual": front_page.unusual(models),
@@ -401,15 +424,16 @@ def _first_page(found: dict, pages: Sequence[str]) -> dict[str, str]:
 
 
 def _applies(page: str, models: Sequence[Tables]) -> bool:
-    """Whether every model has what a page shows, and some model has a row of it."""
-    there = all(name in tables for tables in models for name in PAGES[page])
+    """True if every model has the tables of a page, and some model has rows in each."""
     if page == "among" and references(*models).empty:
         return False
-    return there and all(
-        any(len(tables[name]) for tables in models)
-        for name in PAGES[page]
-        if name not in MAY_BE_EMPTY
-    )
+    for name in PAGES[page]:
+        if not all(name in tables for tables in models):
+            return False
+        rows = sum(len(tables[name]) for tables in models)
+        if not rows and name not in MAY_BE_EMPTY:
+            return False
+    return True
 
 
 def _yaml(path: Path, content: dict) -> None:
@@ -420,96 +444,98 @@ def headline_numbers(model: dict) -> dict[str, float | int | None]:
     """The few numbers by which the index tells models apart."""
     hidden = [layer.get("anisotropy", {}).get("hidden") for layer in model["layers"]]
     entropy = [layer["entropy"]["value"] for layer in model["layers"] if "entropy" in layer]
-    cosines = [found["value"] for found in hidden if found]
+    cosines = [number["value"] for number in hidden if number]
+    ratios = [spike["ratio"] for spike in model["spikes"] or ()]
     sinks = [row for row in (model["sinks"] or {}).get("all_heads", ()) if row["position"] == 1]
     return {
         "highest average cosine": max(cosines, default=None),
         "lowest entropy": min((value for value in entropy if value is not None), default=None),
         "heads with a sink at the first token": sinks[0]["share_of_heads"] if sinks else None,
-        "longest token over median": max(
-            (spike["ratio"] for spike in model["spikes"] or ()), default=None
-        ),
+        "longest token over median": max(ratios, default=None),
         "outlier dimensions": len({row["dimension"] for row in model["outlier_dimensions"]}),
     }
 
 
 def _tables(comparison: Comparison, run: Comparison | None) -> dict[str, pd.DataFrame]:
     """The tables that lie beside the pages, by name."""
-    tables = {**comparison} | {
-        f"{name}_difference": comparison.differences(name) for name in comparison
-    }
-    tables |= {"training": headlines(run)} if run else {}
+    tables = {**comparison}
+    for name in comparison:
+        tables[f"{name}_difference"] = comparison.differences(name)
+    if run:
+        tables["training"] = headlines(run)
     return {name: table for name, table in tables.items() if len(table)}
 
 
-def _write(site: Path, found: dict, tables: Mapping[str, pd.DataFrame], pages: list[str]) -> None:
-    """What lies beside the pages; ``report.json`` last."""
-    text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
+def _write(
+    site: Path, geometry: dict, tables: Mapping[str, pd.DataFrame], pages: list[str]
+) -> None:
+    """Write the files beside the pages; ``report.json`` last."""
+    text = json.dumps(geometry, indent=1, ensure_ascii=False, allow_nan=False)
     (site / GEOMETRY).write_text(text + "\n", encoding="utf-8")
-    (site / CARD).write_text(model_card(found), encoding="utf-8")
+    (site / CARD).write_text(model_card(geometry), encoding="utf-8")
     (site / "tables").mkdir()
     for name, table in tables.items():
         table.to_csv(site / "tables" / f"{name}.csv", index=False, float_format="%.6g")
-    first = found["models"][0]
+    models = []
+    for model in geometry["models"]:
+        described = {key: model[key] for key in ("name", "title", "model_revision", "notes")}
+        models.append(described | {"headlines": headline_numbers(model)})
+    first = geometry["models"][0]
     about = {
         "version": VERSION,
-        "title": found["title"],
+        "title": geometry["title"],
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "library": __version__,
         "pages": pages,
-        **{key: first[key] for key in ("kind", "data", "data_sha256", "texts")},
-        "models": [
-            {key: model[key] for key in ("name", "title", "model_revision", "notes")}
-            | {"headlines": headline_numbers(model)}
-            for model in found["models"]
-        ],
+        "kind": first["kind"],
+        "data": first["data"],
+        "data_sha256": first["data_sha256"],
+        "texts": first["texts"],
+        "models": models,
     }
     text = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False)
     (site / REPORT).write_text(text + "\n", encoding="utf-8")
 
 
-def model_card(found: dict) -> str:
-    """A model card of Hugging Face, whose metadata and section say what was measured, and how."""
+def model_card(geometry: dict) -> str:
+    """A model card of Hugging Face, whose metadata and section have the headline numbers."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    results, lines = [], []
-    first = found["models"][0]
-    for model in found["models"]:
+    results = []
+    lines = []
+    first = geometry["models"][0]
+    for model in geometry["models"]:
         lines += [f"### {plain(model['title'])}", "", "| | value |", "|:---|---:|"]
         for name, value in headline_numbers(model).items():
             if value is not None:
                 lines.append(f"| {name} | {value:.4g} |")
-                data = data_name(model["data"])
-                kind = {
-                    "task_type": "feature-extraction",
-                    "dataset_type": data,
-                    "dataset_name": data,
-                }
-                metric = {
-                    "metric_type": name.replace(" ", "_"),
-                    "metric_name": name,
-                    "metric_value": value,
-                }
-                results += [EvalResult(**kind, **metric)] if model is first else []
         lines += ["", *front_page.card_lines(model)]
+    data = data_name(first["data"])
+    for name, value in headline_numbers(first).items():
+        if value is not None:
+            result = EvalResult(
+                task_type="feature-extraction",
+                dataset_type=data,
+                dataset_name=data,
+                metric_type=name.replace(" ", "_"),
+                metric_name=name,
+                metric_value=value,
+            )
+            results.append(result)
     head = ModelCardData(model_name=first["title"], eval_results=results or None)
     read = f"{first['tokens']:,} tokens, SHA-256 `{first['data_sha256'][:12]}`"
     how = (
-        f"Measured with analysis_lib {__version__} on {first['texts']:,} items of "
-        f"{code(data_name(first['data']))} "
+        f"Measured with analysis_lib {__version__} on {first['texts']:,} items of {code(data)} "
         f"({read}), in {first['dtype']}. The average cosine is that of two distinct tokens of the "
-        "corpus, exact; "
-        "entropies are over their largest value; a sink is a key that receives more than 0.3 of "
-        "the attention of the "
-        f"queries that see it. All layers, with 95 % intervals over texts, are in `{GEOMETRY}`."
+        "corpus, exact; entropies are over their largest value; a sink is a key that receives "
+        "more than 0.3 of the attention of the queries that see it. "
+        f"All layers, with 95 % intervals over texts, are in `{GEOMETRY}`."
     )
-    return f"---\n{head.to_yaml()}\n---\n\n## Geometry of self-attention\n\n" + "\n".join(
-        [*lines, how, ""]
-    )
+    body = "\n".join([*lines, how, ""])
+    return f"---\n{head.to_yaml()}\n---\n\n## Geometry of self-attention\n\n{body}"
 
 
-# --- The index of a folder of reports
-# ----------------------------------------------------------------------------
+# --- The index of a folder of reports -------------------------------------------------------------
 
 
 PAGE = """<!doctype html>
@@ -535,7 +561,7 @@ def _sealed(text: str) -> str:
 
 
 def is_index(page: Path) -> bool:
-    """Whether a page is one that :func:`build_index` has written, and as it was written."""
+    """True if :func:`build_index` has written a page, and it is unchanged."""
     try:
         text = page.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -544,8 +570,7 @@ def is_index(page: Path) -> bool:
 
 
 def build_index(folder: Path) -> Path:
-    """A page that lists the reports in the folders of a folder, made of their ``report.json``
-    alone.
+    """A page that lists the reports in the folders of a folder, from their ``report.json`` alone.
 
     A ``report.json`` that is damaged, or of another program, is left out with a note.
 
@@ -558,45 +583,57 @@ def build_index(folder: Path) -> Path:
             f"{page} is no index of reports: move it, or give the folder that holds those of "
             "reports"
         )
-    found = {}
+    reports = {}
     for path in sorted(folder.glob(f"*/{REPORT}")):
         try:
-            found[path.parent.name] = _description(path)
+            reports[path.parent.name] = _description(path)
         except AnalysisError as error:
             logging.getLogger(__name__).warning(
                 "note: a report is left out of the index: %s", error
             )
-    if not found:
+    if not reports:
         raise AnalysisError(f"{folder} holds no reports: give a folder whose folders are reports")
-    rows, numbers = [], {}
-    for name, about in sorted(found.items(), key=lambda item: item[1]["title"].casefold()):
-        for number, model in enumerate(about["models"]):
+    reports = dict(sorted(reports.items(), key=lambda item: item[1]["title"].casefold()))
+    # The columns are the headline numbers of all models.
+    numbers = {}
+    for about in reports.values():
+        for model in about["models"]:
             numbers |= dict.fromkeys(model["headlines"])
-            page_of = address(name, "index.html")
-            link = f'<a href="{page_of}">{escape(about["title"])}</a>' if not number else ""
-            rows.append((link, model, about))
     heads = "".join(f"<th>{name}</th>" for name in ("report", "model", "measured on"))
     heads += "".join(f'<th class="number">{escape(name)}</th>' for name in numbers)
     lines = []
-    for link, model, about in rows:
-        said = "".join(f"<br><small>{escape(note)}</small>" for note in model.get("notes", ()))
-        data = escape(data_name(about["data"]))
-        cells = [link, escape(model["title"]) + said, f"{about['texts']:,} of {data}"]
-        values = [model["headlines"].get(name) for name in numbers]
-        shown = (
-            "–" if v is None else f"{v:,}" if isinstance(v, int) else f"{v:.3g}" for v in values
-        )
-        body = "".join(f"<td>{cell}</td>" for cell in cells) + "".join(
-            f'<td class="number">{cell}</td>' for cell in shown
-        )
-        lines.append(f"<tr>{body}</tr>")
-    text = PAGE.format(mark=INDEX, count=len(found), heads=heads, rows="\n".join(lines))
+    for name, about in reports.items():
+        link = f'<a href="{address(name, "index.html")}">{escape(about["title"])}</a>'
+        for model in about["models"]:
+            lines.append(_index_row(link, model, about, numbers))
+            # Only its first row names a report.
+            link = ""
+    text = PAGE.format(mark=INDEX, count=len(reports), heads=heads, rows="\n".join(lines))
     files.write(page, _sealed(text))
     return page
 
 
+def _index_row(link: str, model: Mapping, about: Mapping, numbers: Iterable[str]) -> str:
+    """The row of a model of a report in the index."""
+    title = escape(model["title"])
+    for note in model.get("notes", ()):
+        title += f"<br><small>{escape(note)}</small>"
+    data = escape(data_name(about["data"]))
+    cells = [link, title, f"{about['texts']:,} of {data}"]
+    body = "".join(f"<td>{cell}</td>" for cell in cells)
+    for name in numbers:
+        body += f'<td class="number">{_shown(model["headlines"].get(name))}</td>'
+    return f"<tr>{body}</tr>"
+
+
+def _shown(number: float | None) -> str:
+    if number is None:
+        return "–"
+    return f"{number:,}" if isinstance(number, int) else f"{number:.3g}"
+
+
 def _description(path: Path) -> dict:
-    """What a ``report.json`` says of a report.
+    """The content of a ``report.json``.
 
     Raises:
         AnalysisError: it is damaged, or says something else.
@@ -605,18 +642,14 @@ def _description(path: Path) -> dict:
     models = about.get("models")
     is_report = isinstance(about.get("title"), str) and isinstance(about.get("data"), str)
     is_report = is_report and type(about.get("texts")) is int
-    if (
-        not is_report
-        or not isinstance(models, list)
-        or not models
-        or not all(map(_is_model, models))
-    ):
+    has_models = isinstance(models, list) and bool(models) and all(map(_is_model, models))
+    if not is_report or not has_models:
         raise AnalysisError(f"{path} is no description of a report: make the report again")
     return about
 
 
 def _is_model(model: object) -> bool:
-    """Whether an entry of a ``report.json`` has the title and the numbers of a model."""
+    """True if an entry of a ``report.json`` has the title and the numbers of a model."""
     if not isinstance(model, dict) or not isinstance(model.get("title"), str):
         return False
     # Reports of earlier versions have no notes.

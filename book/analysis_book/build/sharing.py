@@ -1,6 +1,4 @@
-"""Executed notebooks for pages that leave this machine: no path to a folder of its user stands in
-them.
-"""
+"""Executed notebooks for pages that leave this machine, without paths to folders of its user."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -58,9 +56,7 @@ def to_share(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def _ways(given: Mapping[str, object], shared: Mapping[str, object]) -> list[str]:
-    """What the values of parameters begin with that is not shared, as text, as markdown, as HTML
-    and as JSON.
-    """
+    """The beginnings of values that are not shared: as text, as markdown, as HTML and as JSON."""
     ways = set()
     for name, value in given.items():
         for whole, part in zip(_parts(value), _parts(shared[name]), strict=True):
@@ -68,7 +64,8 @@ def _ways(given: Mapping[str, object], shared: Mapping[str, object]) -> list[str
             # Of a file in the root, there is no way but a slash.
             if len(way) > 1:
                 ways |= {way, plain(way), escape(way), json.dumps(way)[1:-1]}
-    return sorted(ways, key=len, reverse=True)
+    # The longest first, and those of one length in one order in every process.
+    return sorted(ways, key=lambda way: (len(way), way), reverse=True)
 
 
 def _parts(value: object) -> list:

@@ -49,9 +49,7 @@ class Task:
 
 
 def require_jupyter_book() -> None:
-    """Raise an AnalysisError, before anything is measured, where there is no Jupyter Book 1 to
-    build the site with.
-    """
+    """Refuse, before anything is measured, to build a site without Jupyter Book 1."""
     try:
         version = importlib.metadata.version("jupyter-book")
     except importlib.metadata.PackageNotFoundError:
@@ -69,14 +67,16 @@ def build_book(
     root: Path = ROOT,
     out: Path | None = None,
 ) -> Path:
-    """Execute the notebooks that are not up to date, build the site, and return the path of its
-    first page.
+    """Execute the notebooks that are not up to date, and build the site.
 
     ``parameters`` override those of the profile, in every notebook that has them. ``out`` is the
     folder of the site, ``_build/html`` unless given.
 
     Where another process builds the same book, this one waits for it, and executes what that has
     left.
+
+    Returns:
+        The path of the first page.
 
     Raises:
         AnalysisError: no Jupyter Book 1; an unknown parameter, a notebook that failed (the others
@@ -85,36 +85,39 @@ def build_book(
         KeyboardInterrupt: its message says what was kept; nothing is half-written.
     """
     require_jupyter_book()
-    started, root = time.monotonic(), root.resolve()
-    build, out = root / "_build", out or root / "_build" / "html"
+    started = time.monotonic()
+    root = root.resolve()
+    build = root / "_build"
+    out = out or build / "html"
     site = Output(out, "book", (), "index.html")
     _refuse_foreign(site)
     with files.alone(
         build / ".lock", "the book is being built by another process: waiting for that one to end"
     ):
-        tasks = []
-        for name, values in resolve(profile, parameters or {}, root).items():
-            notebook, executed = (
-                root / "book" / f"{name}.ipynb",
-                build / "executed" / profile / f"{name}.ipynb",
-            )
-            tasks.append(
-                Task(name, notebook, values, executed, notebook_key(notebook, values, root))
-            )
+        tasks = _tasks(root, profile, parameters or {})
         stale = [task for task in tasks if not task.up_to_date]
         try:
             carried_out(_execute(stale))
         except KeyboardInterrupt:
-            kept = (
-                f"{sum(task.up_to_date for task in stale)} of {len(stale)} notebooks are "
-                "executed and kept"
-            )
+            kept = sum(task.up_to_date for task in stale)
             raise KeyboardInterrupt(
-                f"interrupted: {kept}; run the command again to continue"
+                f"interrupted: {kept} of {len(stale)} notebooks are executed and kept; run the "
+                "command again to continue"
             ) from None
         _build_site(root, profile, tasks, site)
     print(_summary(tasks, stale, time.monotonic() - started), file=sys.stderr)
     return out / "index.html"
+
+
+def _tasks(root: Path, profile: str, parameters: Parameters) -> list[Task]:
+    """The notebooks of the book with the values of all their parameters."""
+    tasks = []
+    for name, values in resolve(profile, parameters, root).items():
+        notebook = root / "book" / f"{name}.ipynb"
+        executed = root / "_build" / "executed" / profile / f"{name}.ipynb"
+        key = notebook_key(notebook, values, root)
+        tasks.append(Task(name, notebook, values, executed, key))
+    return tasks
 
 
 def _refuse_foreign(site: Output) -> None:
@@ -150,35 +153,35 @@ def _build_site(root: Path, profile: str, tasks: list[Task], site: Output) -> No
 
 
 def _summary(tasks: list[Task], stale: list[Task], seconds: float) -> str:
-    """What was executed, how long the slowest took, and how long all did."""
-    took = {
-        task.name: read_notebook(task.out).metadata["analysis_lib"]["seconds"] for task in stale
-    }
+    """The number of notebooks that were executed, the slowest of them, and the time of all."""
+    took = {}
+    for task in stale:
+        took[task.name] = read_notebook(task.out).metadata["analysis_lib"]["seconds"]
     slowest = sorted(took, key=took.get, reverse=True)[:5]
-    names = (
-        f"; slowest: {', '.join(f'{name} {took[name]:.0f} s' for name in slowest)}"
-        if slowest
-        else ""
-    )
-    return (
+    line = (
         f"executed {len(stale)} of {len(tasks)} notebooks in {seconds:.0f} s; the others were "
-        f"up to date{names}"
+        "up to date"
     )
+    if slowest:
+        line += f"; slowest: {', '.join(f'{name} {took[name]:.0f} s' for name in slowest)}"
+    return line
 
 
 async def _execute(tasks: list[Task]) -> None:
-    """Execute notebooks side by side, one to a core; report all failures after the last one has
-    ended.
+    """Execute notebooks side by side, one to a core.
 
-    Each core has a stretch of the book; one that is through takes over from the end of the longest.
+    All failures are reported after the last one has ended. Each core has a stretch of the book; one
+    that is through takes over from the end of the longest.
     """
     parallel = max(1, min(cores(), len(tasks)))
     # Neighbours in the book measure or train the same: side by side, one would wait for the other.
     ends = [len(tasks) * i // parallel for i in range(parallel + 1)]
-    stretches, failures = [deque(tasks[start:end]) for start, end in itertools.pairwise(ends)], []
-    cells = sum(
-        cell.cell_type == "code" for task in tasks for cell in read_notebook(task.notebook).cells
-    )
+    stretches = [deque(tasks[start:end]) for start, end in itertools.pairwise(ends)]
+    failures = []
+    threads = max(1, cores() // parallel)
+    cells = 0
+    for task in tasks:
+        cells += sum(cell.cell_type == "code" for cell in read_notebook(task.notebook).cells)
     async with watched([task.name for task in tasks], cells, cores()) as watch:
 
         async def one_by_one(stretch: deque[Task]) -> None:
@@ -186,15 +189,13 @@ async def _execute(tasks: list[Task]) -> None:
                 task = rest.popleft() if rest is stretch else rest.pop()
                 line_file = watch.begin(task.name)
                 try:
-                    threads = max(1, cores() // parallel)
-                    on_cell = watch.cell_ends
                     await execute(
                         task.notebook,
                         task.parameters,
                         task.out,
                         task.key,
                         threads,
-                        on_cell,
+                        watch.cell_ends,
                         line_file,
                     )
                     watch.end(task.name)
@@ -256,11 +257,9 @@ def _sphinx(stage: Path, target: Path, log: Path) -> Path:
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build"]
     command += [str(stage), "-n", "-W", "--keep-going", "--path-output", str(target)]
     with log.open("wb") as chatter:
-        status = subprocess.run(
-            command, stdout=chatter, stderr=subprocess.STDOUT, check=False
-        ).returncode
+        done = subprocess.run(command, stdout=chatter, stderr=subprocess.STDOUT, check=False)
     site = target / "_build" / "html"
-    if status or not (site / "index.html").exists():
+    if done.returncode or not (site / "index.html").exists():
         raise AnalysisError(*_complaints(log, stage))
     # For those who write themes: five megabytes that no page asks for.
     for source_map in site.rglob("*.map"):

@@ -1,5 +1,6 @@
-"""How far notebooks are: on a terminal a bar of their cells and what runs inside them, in a log now
-and then a line.
+"""The progress of notebooks: on a terminal a bar of their cells, in a log now and then a line.
+
+Both show what runs inside the cells.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from analysis_lib.progress import SECONDS_BETWEEN_LINES, is_log
 
 
 class Watch:
-    """What is shown of notebooks that run.
+    """The progress of notebooks that run.
 
     Args:
         notebooks: how many there are.
@@ -25,7 +26,9 @@ class Watch:
     """
 
     def __init__(self, notebooks: int, cells: int, folder: Path):
-        self.notebooks, self.folder, self.executed = notebooks, folder, 0
+        self.notebooks = notebooks
+        self.folder = folder
+        self.executed = 0
         self.in_log = is_log(sys.stderr)
         self.bar = tqdm(total=cells, unit="cell", disable=not cells or self.in_log)
 
@@ -55,7 +58,8 @@ async def watched(notebooks: Collection[str], cells: int, rows: int) -> AsyncIte
     """Inside it, what runs is shown, at most so many rows below the bar."""
     with tempfile.TemporaryDirectory() as folder:
         watch = Watch(len(notebooks), cells, Path(folder))
-        showing = asyncio.create_task(_lines(watch) if watch.in_log else _rows(watch, rows))
+        lines = _lines(watch) if watch.in_log else _rows(watch, rows)
+        showing = asyncio.create_task(lines)
         try:
             yield watch
         finally:
@@ -67,18 +71,16 @@ async def _lines(watch: Watch) -> None:
     while True:
         await asyncio.sleep(SECONDS_BETWEEN_LINES)
         if running := watch.running():
-            done = (
-                f"{watch.executed} of {watch.notebooks} notebooks"
-                if watch.notebooks > 1
-                else "running"
-            )
+            done = "running"
+            if watch.notebooks > 1:
+                done = f"{watch.executed} of {watch.notebooks} notebooks"
             print(f"{done}: {' | '.join(running)}", file=sys.stderr, flush=True)
 
 
 async def _rows(watch: Watch, count: int) -> None:
-    rows = [
-        tqdm(bar_format="{desc}", position=1 + i, leave=False, disable=None) for i in range(count)
-    ]
+    rows = []
+    for i in range(count):
+        rows.append(tqdm(bar_format="{desc}", position=1 + i, leave=False, disable=None))
     while True:
         for row, line in itertools.zip_longest(rows, watch.running()[:count], fillvalue=""):
             row.set_description_str(line)

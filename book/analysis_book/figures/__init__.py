@@ -1,6 +1,4 @@
-"""What seaborn lacks: theme, bands of intervals, the axis of steps, tables, words, a slider, views
-to move in.
-"""
+"""Figures beyond seaborn: theme, bands, the axis of steps, tables, words, a slider, and views."""
 
 from typing import TYPE_CHECKING
 

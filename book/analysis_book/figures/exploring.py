@@ -1,4 +1,4 @@
-"""What was measured of models, to move in: layers by heads, and dimensions."""
+"""Measurements of models to move in: layers by heads, and dimensions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -54,15 +54,13 @@ HERE = "datum.layer == layer && datum.head == head"
 AMONG = r"test(regexp('\\b' + datum.dimension + '\\b'), together)"
 
 
-# --- Views
-# --------------------------------------------------------------------------------------------
+# --- Views ----------------------------------------------------------------------------------------
 
 
 def explorer(
     measured: Measured, name: str = "fig-explorer", caption: str = "", **start: str | float
 ) -> View:
-    """Layers by heads: a number of every head as a heat map; beside it what one head attends to,
-    and by what.
+    """Layers by heads: a number of every head as a heat map, and the attention of one head.
 
     Args:
         measured: the tables of a measurement, a comparison, or tables by the title of their model.
@@ -79,49 +77,42 @@ def explorer(
     >>> figures.explorer(comparison).save("heads.html")  # doctest: +SKIP
     """
     rows = rows_of(measured)
-    quantities = {
-        c: words for c, words in QUANTITIES.items() if c in rows and rows[c].notna().any()
-    }
-    limits = {
-        model: {"quantity": [c for c in quantities if part[c].notna().any()]}
-        | _limits(part, "head", 1)
-        for model, part in rows.groupby("model", sort=False)
-    }
+    measured_columns = _with_values(rows)
+    quantities = {c: words for c, words in QUANTITIES.items() if c in measured_columns}
+    limits = {}
+    for model, part in rows.groupby("model", sort=False):
+        of_model = _with_values(part)
+        shown_of_model = [c for c in quantities if c in of_model]
+        limits[model] = {"quantity": shown_of_model} | _limits(part, "head", 1)
     controls = [
         Control("model", "Model", {model: model for model in limits}),
         Control("quantity", "Show", quantities),
+        Control("layer", "Layer"),
+        Control("head", "Head"),
     ]
-    controls += [Control("layer", "Layer"), Control("head", "Head")]
-    weights, scores = (
-        [c for c in quantities if c.startswith(kind)] for kind in ("weight_", "score_")
-    )
-    # A heat map of contributions is of one dimension.
-    shown = (
-        "datum.quantity == quantity"
-        + " && (datum.part != 'score' || datum.dimension == dimension)" * bool(scores)
-    )
-    panels, words = [_heat_map(shown)], f"{QUANTITIES}[quantity] + ': ' + {WORDS}"
+    weights = [c for c in quantities if c.startswith("weight_")]
+    scores = [c for c in quantities if c.startswith("score_")]
+    shown = "datum.quantity == quantity"
+    if scores:
+        # A heat map of contributions is of one dimension.
+        shown += " && (datum.part != 'score' || datum.dimension == dimension)"
+    panels = [_heat_map(shown)]
+    head = "model + ', layer ' + layer + ', head ' + head"
+    words = f"{QUANTITIES}[quantity] + ': ' + {WORDS}"
     said = [
-        (
-            "rows",
-            f"datum.model == model && {HERE}",
-            "model + ', layer ' + layer + ', head ' + head",
-        ),
+        ("rows", f"datum.model == model && {HERE}", head),
         ("numbers", f"{HERE} && {shown}", words, "", "This is not among its largest"),
     ]
     if weights:
-        chosen, title = (
-            f"{HERE} && datum.part == 'weight'",
-            "'Attention of layer ' + layer + ', head ' + head",
-        )
+        chosen = f"{HERE} && datum.part == 'weight'"
+        title = "'Attention of layer ' + layer + ', head ' + head"
         panels.append(_by_type(chosen, title, "mean weight per key"))
         said.append(("numbers", chosen, TYPED, "Attention per key: "))
     if scores:
         controls.append(Control("dimension", "Dimension of Cⱼ"))
         title = "'Layer ' + layer + ', head ' + head + ': largest Cⱼ'"
-        panels.append(
-            _by_dimension(f"{HERE} && datum.part == 'score'", scores, title, "-datum.most")
-        )
+        chosen = f"{HERE} && datum.part == 'score'"
+        panels.append(_by_dimension(chosen, scores, title, "-datum.most"))
     caption = caption or "A number of every head by attention layer, and what one head attends to."
     data = _data(rows, QUANTITIES, "datum.head > 0", f"(datum.dimension == dimension || ({HERE}))")
     moves = {0: ["head", "layer"]}
@@ -135,8 +126,7 @@ def dimensions(
     caption: str = "",
     **start: str | float,
 ) -> View:
-    """Dimensions of what a layer reads: what they add to its scores, their means, and one of them
-    through the layers.
+    """Dimensions of what a layer reads: contributions, means, and one of them through the layers.
 
     Args:
         measured: as :func:`explorer` takes it; models without ``score_contributions`` are left out.
@@ -157,20 +147,9 @@ def dimensions(
     lists = [c for c in COLUMNS if c in rows and c.partition("_")[0] in AMOUNTS]
     limits: dict[str, dict] = {}
     for model, part in rows.groupby("model", sort=False):
-        there = [c for c in lists if part[c].notna().any()]
-        amounts = {c.partition("_")[0] for c in there}
-        # From keys of another type to ordinary ones.
-        amounts |= (
-            {"gap"}
-            if "score_other" in there and sum(c.startswith("score_") for c in there) > 1
-            else set()
-        )
-        amounts = [amount for amount in AMOUNTS if amount in amounts]
-        limits |= (
-            {model: {"amount": amounts} | _limits(part, "heads", 0)}
-            if (part["head"] == 0).any()
-            else {}
-        )
+        if (part["head"] == 0).any():
+            amounts = _amounts(part, lists)
+            limits[model] = {"amount": amounts} | _limits(part, "heads", 0)
     if not limits:
         raise AnalysisError(
             "no contributions of dimensions were measured: measure score_contributions"
@@ -178,88 +157,42 @@ def dimensions(
     controls = [
         Control("model", "Model", {model: model for model in limits}),
         Control("amount", "Show", AMOUNTS),
-    ]
-    controls += [Control("layer", "Layer"), Control("heads", "Head (0: mean of all)")]
-    controls += [
+        Control("layer", "Layer"),
+        Control("heads", "Head (0: mean of all)"),
         Control("dimension", "Dimension"),
         Control("together", "Together, e.g. 7, 8", value=""),
+        Control("order", "Order", {"size": "largest first", "number": "by number"}),
     ]
-    controls.append(Control("order", "Order", {"size": "largest first", "number": "by number"}))
     # A mean is of a layer, not of a head.
     heads = "datum.head == (datum.part == 'score' || datum.part == 'gap' ? heads : 0)"
-    shown, here = (
-        f"datum.part == amount && {heads}",
-        "datum.layer == layer && datum.dimension == dimension",
-    )
+    shown = f"datum.part == amount && {heads}"
     title = f"'Layer ' + layer + ': ' + {AMOUNTS}[amount]"
     rank = "order == 'size' ? -datum.most : datum.dimension"
-    panels = [_by_dimension(f"{shown} && datum.layer == layer", lists, title, rank, AMONG)]
-    panels.append(_by_layer(f"{shown} && datum.dimension == dimension", lists))
-    place = "datum.model == model && datum.layer == layer && datum.head == heads"
-    where = (
-        "', layer ' + layer + ', ' + (heads ? 'head ' + heads : 'mean over heads') + ', "
-        "dimension ' + dimension"
-    )
-    said = [
-        ("rows", place, f"model + {where}"),
-        (
-            "numbers",
-            f"{here} && {heads} && datum.part == 'score'",
-            TYPED,
-            "Cⱼ of a key: ",
-            "It is not in the list",
-        ),
-        ("numbers", f"{here} && datum.part == 'mean'", TYPED, "Mean value: "),
-        ("numbers", f"{here} && datum.part == 'share'", WORDS, f"{AMOUNTS['share']}: "),
-        (
-            "chosen",
-            "datum.part == 'score'",
-            "datum.dimension + ''",
-            "Together, of those in the list: ",
-        ),
-        ("sums", "datum.part == 'score'", TYPED, "Sum of their Cⱼ of a key: "),
-        (
-            "sums",
-            "datum.part == 'share'",
-            f"{WORDS} + ' (' + datum.count + ' of them)'",
-            f"{AMOUNTS['share']}: ",
-        ),
+    panels = [
+        _by_dimension(f"{shown} && datum.layer == layer", lists, title, rank, AMONG),
+        _by_layer(f"{shown} && datum.dimension == dimension", lists),
     ]
+    said = _of_dimension(heads)
     tables = {"rows": rows}
     if effects is not None and len(effects):
         tables["effects"] = _effects(effects)
         title = "'Keys of layer ' + layer + ' without dimension ' + dimension"
-        panels.append(
-            _by_type(
-                "datum.part == 'effect'", title, "change of the mean weight per key", ".0%", DONE
-            )
-        )
+        number = "change of the mean weight per key"
+        panels.append(_by_type("datum.part == 'effect'", title, number, ".0%", DONE))
         words = TYPED.replace(".3~r", "+.0%")
         for arm in effects["arm"].unique():
+            before = f"{ARMS[arm]}, attention changes: "
             otherwise = "What it does was not measured" if arm == "alone" else ""
-            said.append(
-                (
-                    "numbers",
-                    f"datum.arm == '{arm}'",
-                    words,
-                    f"{ARMS[arm]}, attention changes: ",
-                    otherwise,
-                )
-            )
+            said.append(("numbers", f"datum.arm == '{arm}'", words, before, otherwise))
     caption = (
         caption
         or "What dimensions add to the scores of a layer, by type of key, and one of them by layer."
     )
-    data = _data(
-        rows, lists, "(datum.head == 0 || datum.head == heads)", "true", tables.get("effects")
-    )
-    for made, of in (("chosen", ["part", "dimension"]), ("sums", ["part", "type"])):
-        sums = {"fields": ["number", "number"], "ops": ["sum", "count"], "as": ["number", "count"]}
-        transform = [
-            *steps(f"datum.layer == layer && {heads} && {AMONG}"),
-            {"type": "aggregate", "groupby": of} | sums,
-        ]
-        data.append({"name": made, "source": "numbers", "transform": transform})
+    of_rows = "(datum.head == 0 || datum.head == heads)"
+    data = _data(rows, lists, of_rows, "true", tables.get("effects"))
+    together = f"datum.layer == layer && {heads} && {AMONG}"
+    data.append(_sums("chosen", "dimension", together))
+    data.append(_sums("sums", "type", together))
     return View(
         name,
         caption,
@@ -274,13 +207,60 @@ def dimensions(
     )
 
 
-# --- Data
-# ---------------------------------------------------------------------------------------------
+def _sums(name: str, by: str, chosen: str) -> dict:
+    """Vega's data set of the sums of the chosen numbers, by their part and by another field."""
+    aggregate = {
+        "type": "aggregate",
+        "groupby": ["part", by],
+        "fields": ["number", "number"],
+        "ops": ["sum", "count"],
+        "as": ["number", "count"],
+    }
+    return {"name": name, "source": "numbers", "transform": [*steps(chosen), aggregate]}
+
+
+def _with_values(rows: pd.DataFrame) -> set[str]:
+    """The columns in which some row has a value."""
+    return {column for column in rows if rows[column].notna().any()}
+
+
+def _amounts(rows: pd.DataFrame, lists: Sequence[str]) -> list[str]:
+    """The amounts of dimensions that a view can show of a model, in the order of ``AMOUNTS``."""
+    columns = [column for column in lists if rows[column].notna().any()]
+    amounts = {column.partition("_")[0] for column in columns}
+    scores = [column for column in columns if column.startswith("score_")]
+    # From keys of another type to ordinary ones.
+    if "score_other" in scores and len(scores) > 1:
+        amounts.add("gap")
+    return [amount for amount in AMOUNTS if amount in amounts]
+
+
+def _of_dimension(heads: str) -> list[tuple[str, ...]]:
+    """The sentences on the chosen dimension, and on those that are chosen together."""
+    here = "datum.layer == layer && datum.dimension == dimension"
+    row = "datum.model == model && datum.layer == layer && datum.head == heads"
+    head = "(heads ? 'head ' + heads : 'mean over heads')"
+    name = f"model + ', layer ' + layer + ', ' + {head} + ', dimension ' + dimension"
+    score = f"{here} && {heads} && datum.part == 'score'"
+    counted = f"{WORDS} + ' (' + datum.count + ' of them)'"
+    together = "Together, of those in the list: "
+    share = f"{AMOUNTS['share']}: "
+    return [
+        ("rows", row, name),
+        ("numbers", score, TYPED, "Cⱼ of a key: ", "It is not in the list"),
+        ("numbers", f"{here} && datum.part == 'mean'", TYPED, "Mean value: "),
+        ("numbers", f"{here} && datum.part == 'share'", WORDS, share),
+        ("chosen", "datum.part == 'score'", "datum.dimension + ''", together),
+        ("sums", "datum.part == 'score'", TYPED, "Sum of their Cⱼ of a key: "),
+        ("sums", "datum.part == 'share'", counted, share),
+    ]
+
+
+# --- Data -----------------------------------------------------------------------------------------
 
 
 def rows_of(measured: Measured) -> pd.DataFrame:
-    """All that the views show, compactly: one row per head, and one per attention layer, whose head
-    is 0.
+    """All that the views show: one row per head, and one per attention layer, whose head is 0.
 
     Columns that begin with ``score``, ``mean`` or ``share``, and ``dimensions``, are lists with
     blanks between, of the same dimensions: in the row of a head, of those with its largest
@@ -297,35 +277,43 @@ def rows_of(measured: Measured) -> pd.DataFrame:
         )
     measured = getattr(measured, "trained", None) or measured
     if isinstance(next(iter(measured.values())), pd.DataFrame):
-        title = getattr(measured, "title", None) or getattr(measured, "run", {}).get(
-            "model", "model"
-        )
+        run = getattr(measured, "run", {})
+        title = getattr(measured, "title", None) or run.get("model", "model")
         measured = {title: measured}
-    found = []
+    models = []
     for title, tables in measured.items():
-        parts, layers = [*_scalars(tables)], []
+        heads = [*_scalars(tables)]
+        layers = []
         if "score_contributions" in tables:
-            parts, layers = [*parts, _of_heads(tables)], [_of_layers(tables)]
-        if parts:
-            frame = pd.concat([pd.concat(parts, axis=1).sort_index(), *layers]).reset_index()
-            found.append(frame.assign(model=title).astype(dict.fromkeys(KEY, int)))
-    if not found:
+            heads.append(_of_heads(tables))
+            layers.append(_of_layers(tables))
+        if heads:
+            of_heads = pd.concat(heads, axis=1).sort_index()
+            frame = pd.concat([of_heads, *layers]).reset_index()
+            models.append(frame.assign(model=title).astype(dict.fromkeys(KEY, int)))
+    if not models:
         raise AnalysisError(
             f"nothing by head was measured of {', '.join(measured)}: measure anisotropy, ..."
         )
-    rows = pd.concat(found, ignore_index=True)
-    order = ["model", *KEY, "dimensions", *(f"{c}{end}" for c in COLUMNS for end in ENDS.values())]
-    rows = rows[[column for column in order if column in rows]]
-    lists = [c for c in rows if c.startswith(("dimensions", "score_"))]
+    rows = pd.concat(models, ignore_index=True)
+    numbers = [f"{column}{end}" for column in COLUMNS for end in ENDS.values()]
+    order = ["model", *KEY, "dimensions", *numbers]
+    return _cut_to_room(rows[[column for column in order if column in rows]])
+
+
+def _cut_to_room(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the last dimensions of each head, and then without intervals, if need be."""
+    lists = [column for column in rows if column.startswith(("dimensions", "score_"))]
     for _ in range(1, LISTED):
         if len(as_csv(rows)) <= ROOM:
             return rows
-        rows = rows.assign(
-            **{c: rows[c].str.rpartition(" ")[0].where(rows["head"] > 0, rows[c]) for c in lists}
-        )
-    return (
-        rows if len(as_csv(rows)) <= ROOM else rows.drop(columns=rows.filter(regex="_(low|high)$"))
-    )
+        rows = rows.copy()
+        for column in lists:
+            shorter = rows[column].str.rpartition(" ")[0]
+            rows[column] = shorter.where(rows["head"] > 0, rows[column])
+    if len(as_csv(rows)) <= ROOM:
+        return rows
+    return rows.drop(columns=rows.filter(regex="_(low|high)$"))
 
 
 def _by(
@@ -333,14 +321,13 @@ def _by(
 ) -> pd.DataFrame:
     """A number for each kind in a column, with its interval: columns as in COLUMNS, with ENDS."""
     wide = rows.rename(columns={value: ""}).astype({column: str})
-    wide = wide.pivot(index=index, columns=column, values=[end for end in ENDS if end in wide])
+    values = [end for end in ENDS if end in wide]
+    wide = wide.pivot(index=index, columns=column, values=values)
     return wide.set_axis([f"{prefix}{kind}{ENDS[end]}" for end, kind in wide], axis=1)
 
 
 def _scalars(tables: Tables) -> Iterable[pd.DataFrame]:
-    """One number per head, with its interval: cosines, entropy, and the weight of a key of each
-    type.
-    """
+    """One number per head, with its interval: cosines, entropy, and weights of keys by type."""
     for table, column, value, prefix in (
         ("anisotropy", "space", "cosine", ""),
         ("attention_entropy", "table", "entropy_normalised", ""),
@@ -359,9 +346,8 @@ def _scores(tables: Tables, index: list[str]) -> pd.DataFrame:
 
 def _lists(values: pd.DataFrame, index: list[str]) -> pd.DataFrame:
     """The rows of all dimensions as one row of lists."""
-    texts = values.map(short).assign(
-        dimensions=values.index.get_level_values("dimension").astype(str)
-    )
+    dimensions = values.index.get_level_values("dimension").astype(str)
+    texts = values.map(short).assign(dimensions=dimensions)
     return texts.groupby(level=index).agg(" ".join)
 
 
@@ -372,56 +358,54 @@ def _of_heads(tables: Tables) -> pd.DataFrame:
 
 
 def _of_layers(tables: Tables) -> pd.DataFrame:
-    index, read = ["layer", "dimension"], []
-    values = scores = _scores(tables, index)
+    index = ["layer", "dimension"]
+    scores = _scores(tables, index)
+    read = []
     if "dimension_means" in tables:
         means = tables["dimension_means"].query("token_type != 'all'").astype({"token_type": str})
-        read.append(
-            means.pivot(index=index, columns="token_type", values="mean").add_prefix("mean_")
-        )
+        by_type = means.pivot(index=index, columns="token_type", values="mean")
+        read.append(by_type.add_prefix("mean_"))
     if "cosine_by_dimension" in tables:
         parts = tables["cosine_by_dimension"].query("space == 'hidden'").set_index(index)["cosine"]
         read.append((parts / parts.groupby("layer").transform("sum")).rename("share"))
+    values = scores
     for hidden in read:
         # Attention reads the hidden layer before.
         values = values.join(hidden.rename(index=lambda layer: layer + 1, level="layer"))
     # Those that come near the largest of some layer; first those that tell keys apart in most
     # layers.
     apart = scores.sub(scores["score_other"], axis=0) if "score_other" in scores else scores
-    near, order = (
-        sizes.abs() / sizes.abs().groupby("layer").transform("max") for sizes in (values, apart)
-    )
-    largest = near.max(axis=1).groupby("dimension").max().nlargest(LISTED).index
-    order = (
-        order.max(axis=1).groupby("dimension").mean()[largest].sort_values(ascending=False).index
-    )
+    largest = _beside_largest(values).groupby("dimension").max().nlargest(LISTED).index
+    ranks = _beside_largest(apart).groupby("dimension").mean()[largest]
+    order = ranks.sort_values(ascending=False).index
     kept = values.unstack("layer").loc[order].stack("layer", future_stack=True)
     return _lists(kept, ["layer"]).assign(head=0).set_index("head", append=True)
 
 
+def _beside_largest(values: pd.DataFrame) -> pd.Series:
+    """The largest size of each dimension of a layer, over the largest of that layer."""
+    sizes = values.abs()
+    return (sizes / sizes.groupby("layer").transform("max")).max(axis=1)
+
+
 def _effects(effects: pd.DataFrame) -> pd.DataFrame:
-    """One row for all dimensions that have the same numbers, which are hundredths, as they are
-    shown.
-    """
-    wide = (
-        _by(effects, ["dimension", "model", "layer", "arm"], "key_type", "effect", "effect_")
-        .round(2)
-        .reset_index()
-    )
+    """One row for all dimensions with the same numbers, which are rounded to hundredths."""
+    index = ["dimension", "model", "layer", "arm"]
+    wide = _by(effects, index, "key_type", "effect", "effect_").round(2).reset_index()
     alike = wide.groupby([*wide.columns[1:]], sort=False, dropna=False)["dimension"]
-    return alike.agg(lambda found: " ".join(map(str, found))).rename("dimensions").reset_index()
+    lists = alike.agg(lambda dimensions: " ".join(map(str, dimensions)))
+    return lists.rename("dimensions").reset_index()
 
 
 def _limits(rows: pd.DataFrame, head: str, least: int) -> dict[str, list[int]]:
-    """The least and the largest number that a reader may ask for of a model, and the first
-    dimension in its list.
-    """
-    limits = {
+    """The least and the largest number of the fields of a model, and the first dimension listed."""
+    lists = rows.get("dimensions", pd.Series(dtype=str))[rows["head"] == 0]
+    first = int(lists.iloc[0].split()[0]) if len(lists) else 0
+    return {
         "layer": [int(rows["layer"].min()), int(rows["layer"].max())],
         head: [least, int(rows["head"].max())],
+        "dimension": [0, 99999, first],
     }
-    lists = rows.get("dimensions", pd.Series(dtype=str))[rows["head"] == 0]
-    return limits | {"dimension": [0, 99999, int(lists.iloc[0].split()[0]) if len(lists) else 0]}
 
 
 def _data(
@@ -431,7 +415,7 @@ def _data(
     of_dimensions: str,
     effects: pd.DataFrame | None = None,
 ) -> list[dict]:
-    """What Vega makes of columns of the chosen model: ``numbers``, one in a row.
+    """Vega's data sets of columns of the chosen model, the last of them ``numbers``, one in a row.
 
     Each has model, layer, head, quantity (its column), number, low, high, dimension, part (the
     beginning of its column) and type (of token). The filters, of rows and of what stands in their
@@ -441,49 +425,52 @@ def _data(
     def folded(columns: Iterable[str]) -> dict:
         return {"type": "fold", "fields": [*columns], "as": ["quantity", "number"]}
 
-    columns, made = [c for c in columns if c in rows], {}
+    columns = [c for c in columns if c in rows]
     lists = [c for c in columns if c.partition("_")[0] in AMOUNTS]
     chosen = steps(f"datum.model == model && {of_rows}")
     ends = steps(low="datum[datum.quantity + '_low']", high="datum[datum.quantity + '_high']")
-    if scalars := [c for c in columns if c not in lists]:
+    made = {}
+    scalars = [c for c in columns if c not in lists]
+    if scalars:
         made["of_heads"] = "rows", [*chosen, folded(scalars), *ends]
     if lists:
-        names, numbers = ["dimensions", *lists], ["dimension", *lists]
-        # With that of other tokens, what lies beyond it.
-        less = {
-            c.replace("score", "gap"): c
-            for c in lists
-            if c.startswith("score") and "score_other" in lists
-        }
-        less.pop("gap_other", None)
-        flat = [*chosen, {"type": "project", "fields": ["model", *KEY, *names]}]
-        flat += steps(**{c: f"split(datum.{c} || '', ' ')" for c in names})
-        flat += [{"type": "flatten", "fields": names, "as": numbers}]
-        flat += steps(**{c: f"toNumber(datum.{c})" for c in numbers}) + steps(of_dimensions)
-        flat += steps(
-            **{
-                gap: f"isValid(datum.{c}) ? datum.{c} - datum.score_other : null"
-                for gap, c in less.items()
-            }
-        )
-        made["of_dimensions"] = "rows", [*flat, folded([*lists, *less])]
+        names = ["dimensions", *lists]
+        numbers = ["dimension", *lists]
+        # With that of other tokens, the rest beyond it.
+        gaps = {}
+        if "score_other" in lists:
+            scores = [c for c in lists if c.startswith("score") and c != "score_other"]
+            gaps = {c.replace("score", "gap"): c for c in scores}
+        split = {column: f"split(datum.{column} || '', ' ')" for column in names}
+        as_numbers = {column: f"toNumber(datum.{column})" for column in numbers}
+        flat = [
+            *chosen,
+            {"type": "project", "fields": ["model", *KEY, *names]},
+            *steps(**split),
+            {"type": "flatten", "fields": names, "as": numbers},
+            *steps(**as_numbers),
+            *steps(of_dimensions),
+        ]
+        for gap, score in gaps.items():
+            beyond = f"isValid(datum.{score}) ? datum.{score} - datum.score_other : null"
+            flat += steps(**{gap: beyond})
+        made["of_dimensions"] = "rows", [*flat, folded([*lists, *gaps])]
     if effects is not None:
         here = (
             "datum.model == model && datum.layer == layer",
             "indexof(split(datum.dimensions, ' '), dimension + '') >= 0",
         )
-        changes = [c for c in (f"effect_{kind}" for kind in TYPES) if c in effects]
+        changes = [f"effect_{kind}" for kind in TYPES if f"effect_{kind}" in effects]
         made["of_effects"] = "effects", [*steps(*here), folded(changes), *ends]
     kind = f"{NAMES}[split(datum.quantity, '_')[1] || 'all']"
     every = steps("isValid(datum.number)", part="split(datum.quantity, '_')[0]", type=kind)
-    data = [
-        {"name": name, "source": source, "transform": done} for name, (source, done) in made.items()
-    ]
+    data = []
+    for name, (source, transform) in made.items():
+        data.append({"name": name, "source": source, "transform": transform})
     return [*data, {"name": "numbers", "source": [*made], "transform": every}]
 
 
-# --- Panels
-# -------------------------------------------------------------------------------------------
+# --- Panels ---------------------------------------------------------------------------------------
 
 
 def _chart(data: str, chosen: str) -> alt.Chart:
@@ -514,18 +501,16 @@ def _heat_map(chosen: str) -> alt.LayerChart:
     cells = _chart("numbers", f"datum.head > 0 && {chosen}").transform_calculate(
         size="abs(datum.number)", words=WORDS
     )
+    sizes = alt.Scale(range=[0, 1], zero=True)
     cells = cells.mark_rect(opacity=1).encode(
         color=alt.condition("datum.number < 0", alt.value(COLOURS[1]), alt.value(COLOURS[0])),
-        opacity=alt.Opacity("size:Q", scale=alt.Scale(range=[0, 1], zero=True), legend=legend),
+        opacity=alt.Opacity("size:Q", scale=sizes, legend=legend),
         tooltip=["layer:Q", "head:Q", alt.Tooltip("words:N", title="value")],
     )
-    layers = (
-        outlines.encode(x, y, strokeWidth=alt.condition(HERE, alt.value(5), alt.value(1))),
-        cells.encode(x, y),
-    )
-    return _titled(
-        f"{QUANTITIES}[quantity]", {"step": 18}, "A number of heads by attention layer", *layers
-    )
+    width = alt.condition(HERE, alt.value(5), alt.value(1))
+    layers = (outlines.encode(x, y, strokeWidth=width), cells.encode(x, y))
+    description = "A number of heads by attention layer"
+    return _titled(f"{QUANTITIES}[quantity]", {"step": 18}, description, *layers)
 
 
 def _by_type(
@@ -533,9 +518,8 @@ def _by_type(
 ) -> alt.LayerChart:
     """A bar with its interval for each type of key, and for each arm."""
     base = _chart("numbers", chosen).transform_calculate(done=f"{ARMS}[datum.arm] || '{DONE[0]}'")
-    base = base.encode(
-        alt.Y("type:N", title=None, sort=[*NAMES.values()]), alt.YOffset("done:N", sort=DONE)
-    )
+    y = alt.Y("type:N", title=None, sort=[*NAMES.values()])
+    base = base.encode(y, alt.YOffset("done:N", sort=DONE))
     scale = alt.Scale(domain=DONE, range=[COLOURS[0], COLOURS[4]])
     legend = alt.Legend(title=None, columns=1, labelLimit=0) if arms else None
     bars = base.mark_bar(height=10).encode(
@@ -544,7 +528,8 @@ def _by_type(
         tooltip=["type:N", "number:Q"],
     )
     rules = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
-    return _titled(title, {"step": 14 if arms else 24}, f"Type of key: {number}", bars, rules)
+    step = 14 if arms else 24
+    return _titled(title, {"step": step}, f"Type of key: {number}", bars, rules)
 
 
 def _points(
@@ -555,20 +540,22 @@ def _points(
     lines: int = 0,
     among: str = "false",
 ) -> list[alt.Chart]:
-    """Markers for each type of token in the columns, and outlines around the chosen dimension or
-    layer, and others.
+    """Markers for each type of token in the columns, and outlines around what is chosen.
+
+    Args:
+        at: the field of the chosen dimension or layer.
+        among: the condition of others that have an outline, too.
     """
-    kinds, names = {c.partition("_")[2] or "all" for c in columns}, [*NAMES.values()]
-    legend = alt.Legend(
-        title=None, columns=3, values=[NAMES[kind] for kind in NAMES if kind in kinds]
-    )
-    color, shape = (alt.Scale(domain=names, range=look) for look in LOOKS)
-    color, shape = (
-        alt.Color("type:N", scale=color, legend=legend),
-        alt.Shape("type:N", scale=shape, legend=legend),
-    )
+    kinds = {column.partition("_")[2] or "all" for column in columns}
+    values = [name for kind, name in NAMES.items() if kind in kinds]
+    legend = alt.Legend(title=None, columns=3, values=values)
+    domain = [*NAMES.values()]
+    colours, shapes = (alt.Scale(domain=domain, range=look) for look in LOOKS)
+    color = alt.Color("type:N", scale=colours, legend=legend)
+    shape = alt.Shape("type:N", scale=shapes, legend=legend)
     points = base.mark_point(filled=True, size=70, opacity=1, tooltip={"content": "encoding"})
-    width = alt.when(f"datum.{at} == {at}").then(alt.value(1.5)).when(among).then(alt.value(0.75))
+    width = alt.when(f"datum.{at} == {at}").then(alt.value(1.5))
+    width = width.when(among).then(alt.value(0.75))
     outline = base.mark_rect(fillOpacity=0, stroke=INK).encode(
         strokeWidth=width.otherwise(alt.value(0))
     )
@@ -584,11 +571,11 @@ def _by_dimension(
 ) -> alt.LayerChart:
     """A row for each dimension."""
     base = _chart("numbers", chosen).transform_calculate(size="abs(datum.number)")
-    base = base.transform_joinaggregate(
-        most="max(size)", groupby=["dimension"]
-    ).transform_calculate(rank=rank)
+    base = base.transform_joinaggregate(most="max(size)", groupby=["dimension"])
+    base = base.transform_calculate(rank=rank)
     base = base.encode(alt.Y("dimension:O", sort=alt.EncodingSortField("rank", op="min")))
-    number = alt.X("number:Q", title=None, scale=alt.Scale(padding=8), axis=alt.Axis(tickCount=5))
+    axis = alt.Axis(tickCount=5)
+    number = alt.X("number:Q", title=None, scale=alt.Scale(padding=8), axis=axis)
     layers = _points(base, "dimension", columns, number, among=among)
     return _titled(title, {"step": 18}, "Dimensions of a layer", *layers)
 

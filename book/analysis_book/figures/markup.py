@@ -1,4 +1,4 @@
-"""What is not ours, shown as it is: names, titles, texts and units, wherever they enter a page.
+"""Names, titles, texts and units of others, shown as they are wherever they enter a page.
 
 In HTML it is ``html.escape`` that does this.
 """
@@ -13,8 +13,7 @@ PUNCTUATION = r"[!-/:-@\[-`{-~]"
 
 
 def plain(text: str | pd.Series) -> str | pd.Series:
-    r"""Markdown that shows a text, or each of a Series, as it is: what would be markup in it is
-    not.
+    r"""Markdown that shows a text, or each of a Series, as it is: nothing in it is markup.
 
     >>> print(plain("a_b $1"))
     a\_b \$1
@@ -25,8 +24,7 @@ def plain(text: str | pd.Series) -> str | pd.Series:
 
 
 def entities(text: str) -> str:
-    """HTML that shows a text as it is, also where it stands in markdown, which would read its
-    punctuation.
+    """HTML that shows a text as it is, also in markdown, which would read its punctuation.
 
     >>> print(entities("a_b <c>"))
     a&#95;b &#60;c&#62;
@@ -54,8 +52,9 @@ def code_block(text: str, language: str = "") -> str:
 
 
 def address(*parts: str) -> str:
-    """The relative address of a file, by the names of its folders and its own; no name can be a
-    scheme.
+    """The relative address of a file, by the names of its folders and its own.
+
+    No name can be a scheme.
 
     >>> address("javascript:alert(1)", "100 %.html")
     'javascript%3Aalert%281%29/100%20%25.html'

@@ -34,8 +34,7 @@ _CONTROLS = "display: flex; gap: 0.6em; align-items: center; margin: 0.4em 0"
 
 
 class Slider:
-    """Figures of one size, one of them shown at a time: a slider chooses, a button plays them one
-    after the other.
+    """Figures of one size, of which a slider shows one at a time, and a button one after the other.
 
     Without JavaScript the last one shows.
 
@@ -44,7 +43,7 @@ class Slider:
         label: what the slider moves along, such as ``norm of the bias``.
         name: the id of the figure on its page.
         caption: a sentence below it.
-        alt: what the figures show, for who cannot see them.
+        alt: what the figures show, for readers who cannot see them.
 
     Raises:
         AnalysisError: no figure, or figures of different sizes.
@@ -56,13 +55,11 @@ class Slider:
             raise AnalysisError(
                 f"a slider shows figures of one size, and these {len(frames)} have {len(sizes)}"
             )
-        self.frames, self.label, self.name, self.caption, self.alt = (
-            frames,
-            label,
-            name,
-            caption,
-            alt,
-        )
+        self.frames = frames
+        self.label = label
+        self.name = name
+        self.caption = caption
+        self.alt = alt
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.caption} As a page: .save('{self.name}.html')>"
@@ -82,15 +79,17 @@ class Slider:
         last = len(self.frames) - 1
         spoken = [escape(f"{self.label}: {key}") for key in self.frames]
         # Not cut to what is drawn, as single figures are: frames of one size do not jump.
-        images = "\n".join(
-            f'<img src="data:image/png;base64,{png(figure)}" alt="{escape(self.alt)} {said}" '
-            f'data-label="{said}" '
-            f'style="{_IMAGE}{"" if i == last else "; display: none"}">'
-            for i, (said, figure) in enumerate(zip(spoken, self.frames.values(), strict=True))
-        )
+        images = []
+        for i, (words, figure) in enumerate(zip(spoken, self.frames.values(), strict=True)):
+            style = _IMAGE if i == last else f"{_IMAGE}; display: none"
+            images.append(
+                f'<img src="data:image/png;base64,{png(figure)}" '
+                f'alt="{escape(self.alt)} {words}" data-label="{words}" style="{style}">'
+            )
+        lines = "\n".join(images)
         return f"""<figure id="{escape(self.name)}" class="slider">
 <output aria-live="polite" style="display: block; text-align: center; font-weight: bold">{spoken[-1]}</output>
-{images}
+{lines}
 <div class="slider-controls" style="{_CONTROLS}">
 <button type="button" style="width: 4.5em" onclick="{escape(_PLAY)}">Play</button>
 <input type="range" min="0" max="{last}" value="{last}" step="1" style="flex: 1; min-width: 5em"
@@ -108,6 +107,7 @@ def png(figure: Figure, **options: object) -> str:
     """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor="white", **options)
-    drawn, buffer = Image.open(buffer).convert("RGB"), io.BytesIO()
-    drawn.quantize(COLOURS, dither=Image.Dither.NONE).save(buffer, format="png")
-    return base64.b64encode(buffer.getvalue()).decode()
+    drawn = Image.open(buffer).convert("RGB")
+    small = io.BytesIO()
+    drawn.quantize(COLOURS, dither=Image.Dither.NONE).save(small, format="png")
+    return base64.b64encode(small.getvalue()).decode()

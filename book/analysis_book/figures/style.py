@@ -1,6 +1,4 @@
-"""The look of every figure, the band of an interval that a table brings, and the axis of the steps
-of a run.
-"""
+"""The look of every figure, the band of an interval, and the axis of the steps of a run."""
 
 import atexit
 from collections.abc import Iterable
@@ -27,12 +25,11 @@ RC = rc_params_from_file(Path(__file__).with_name("theme.mplstyle"), use_default
 
 
 def theme() -> None:
-    """Set seaborn's theme for the figures that follow: colours that the colour-blind can tell
-    apart, on no ground.
+    """Set seaborn's theme for the figures that follow, on no ground.
 
-    In a script, the ground is white, and the figures that are still open at its end are saved as
-    ``figure-1.png``, ``figure-2.png``, ... in the current folder; ``plt.show()`` shows and closes
-    them first.
+    Its colours are those that the colour-blind can tell apart. In a script, the ground is white,
+    and the figures that are still open at its end are saved as ``figure-1.png``, ``figure-2.png``,
+    ... in the current folder; ``plt.show()`` shows and closes them first.
     """
     # Of these, what the machine has: names of models and texts may be in any script.
     there = {font.name for font in font_manager.fontManager.ttflist}
@@ -72,9 +69,13 @@ def band(
         ax: where to draw; the current axes by default.
     """
     ax = ax or plt.gca()
-    groups = [(None, data)] if hue is None else list(data.groupby(hue, sort=False, observed=True))
-    for (_, rows), colour in zip(groups, sns.color_palette(n_colors=len(groups)), strict=True):
-        for _, unit in [(None, rows)] if units is None else rows.groupby(units):
+    groups = [(None, data)]
+    if hue is not None:
+        groups = list(data.groupby(hue, sort=False, observed=True))
+    colours = sns.color_palette(n_colors=len(groups))
+    for (_, rows), colour in zip(groups, colours, strict=True):
+        parts = [(None, rows)] if units is None else rows.groupby(units)
+        for _, unit in parts:
             unit = unit.sort_values(x)
             ax.fill_between(
                 unit[x], unit["ci_low"], unit["ci_high"], color=colour, alpha=0.2, linewidth=0
@@ -82,8 +83,9 @@ def band(
 
 
 def heat(*, data: pd.DataFrame, x: str, y: str, value: str, **look: object) -> None:
-    """A heat map of one column against two others, on a panel: ``grid.map_dataframe(figures.heat,
-    x="head", ...)``.
+    """A heat map of one column against two others, on a panel.
+
+    It is mapped onto a grid: ``grid.map_dataframe(figures.heat, x="head", ...)``.
     """
     look.pop("color", None)
     cells = data.pivot(index=y, columns=x, values=value)
@@ -98,15 +100,15 @@ def whole_numbers(drawn: Axes | sns.axisgrid.Grid) -> None:
 
 
 def log_axis(drawn: Axes | sns.axisgrid.Grid) -> None:
-    """Give a vertical axis a logarithmic scale with plain numbers, also where it spans less than a
-    power of ten.
+    """Give a vertical axis a logarithmic scale with plain numbers.
+
+    They are there also where it spans less than a power of ten.
     """
     for axes in _axes(drawn):
         axes.set_yscale("log")
         low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(
-            LogLocator(subs=(1, 3) if high > 10 * low else (1, 1.5, 2, 3, 5, 7))
-        )
+        multiples = (1, 3) if high > 10 * low else (1, 1.5, 2, 3, 5, 7)
+        axes.yaxis.set_major_locator(LogLocator(subs=multiples))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(NullLocator())
 
@@ -116,20 +118,18 @@ def _axes(drawn: Axes | sns.axisgrid.Grid) -> list[Axes]:
 
 
 def legend_below(drawn: Axes | sns.axisgrid.Grid, ncols: int = 4, **look: object) -> None:
-    """Move the legend of axes, or of a grid, below them, where a phone has room for it; without a
-    title.
+    """Move the legend of axes, or of a grid, below them, where a phone has room for it.
+
+    It loses its title.
 
     Args:
         drawn: what seaborn returned.
         ncols: columns of the legend.
         look: as ``seaborn.move_legend`` takes it.
     """
-    place = (0.5, -0.2) if isinstance(drawn, Axes) else (0.5, 0)
-    sns.move_legend(
-        drawn,
-        "upper center",
-        **{"bbox_to_anchor": place, "ncols": ncols, "title": None, "columnspacing": 1} | look,
-    )
+    anchor = (0.5, -0.2) if isinstance(drawn, Axes) else (0.5, 0)
+    defaults = {"bbox_to_anchor": anchor, "ncols": ncols, "title": None, "columnspacing": 1}
+    sns.move_legend(drawn, "upper center", **defaults | look)
     if not isinstance(drawn, Axes):
         # Where the legend stood, beside the panels, it has left a gap, out of whose middle it would
         # hang.
@@ -137,20 +137,22 @@ def legend_below(drawn: Axes | sns.axisgrid.Grid, ncols: int = 4, **look: object
 
 
 def step_axis(axes: Axes, steps: Iterable[int]) -> None:
-    """Give the steps one scale: linear up to the first checkpoint after the start, logarithmic from
-    there.
+    """Give steps one scale: linear up to the first checkpoint after the start, then logarithmic.
 
     Args:
         axes: whose horizontal axis it is.
         steps: of the checkpoints.
     """
     steps = list(steps)
-    first, last = min((step for step in steps if step), default=1), max(*steps, 1)
+    first = min((step for step in steps if step), default=1)
+    last = max(*steps, 1)
     axes.set_xscale("symlog", linthresh=first, linscale=0.5)
+    ticks = {0, first, last}
     # More numbers, or one close to the first checkpoint, would touch in a narrow panel.
-    between = (round(last / part) for part in (10, 100, 1000) if last / part > 2 * first)
-    ticks = sorted({0, first, last, *between})
-    axes.set_xticks(ticks)
+    for part in (10, 100, 1000):
+        if last / part > 2 * first:
+            ticks.add(round(last / part))
+    axes.set_xticks(sorted(ticks))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(-0.15 * first, last * 1.15)

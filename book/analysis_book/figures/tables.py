@@ -19,10 +19,10 @@ NAMES = {
 
 
 class Table:
-    """A numbered table: MyST for the book, where ``{numref}`` reaches its name, HTML in a notebook,
-    text elsewhere.
+    """A numbered table: MyST for the book, HTML in a notebook, text elsewhere.
 
-    Texts are shown as they are: what would be markup in them is not.
+    ``{numref}`` reaches it by its name. Texts are shown as they are: what would be markup in them
+    is not.
 
     Args:
         frame: what it shows, without its index.
@@ -42,8 +42,12 @@ class Table:
         metadata: dict | None = None,
         markup: Collection[str] = (),
     ):
-        self.frame, self.name, self.caption = frame, name, caption
-        self.digits, self.metadata, self.markup = digits, metadata or {}, markup
+        self.frame = frame
+        self.name = name
+        self.caption = caption
+        self.digits = digits
+        self.metadata = metadata or {}
+        self.markup = markup
 
     def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
         return {}, self.metadata
@@ -64,18 +68,22 @@ class Table:
 
     def _repr_markdown_(self) -> str:
         header = " | ".join(plain(str(column)) for column in self.frame.columns)
-        # Numbers are read column-wise: they align on the right.
-        rule = "|".join(
-            "---:" if pd.api.types.is_numeric_dtype(t) else ":---" for t in self.frame.dtypes
-        )
+        rules = []
+        for kind in self.frame.dtypes:
+            # Numbers are read column-wise: they align on the right.
+            is_number = pd.api.types.is_numeric_dtype(kind)
+            align = "---:" if is_number else ":---"
+            rules.append(align)
         lines = [header]
         for row in self.frame.itertuples(index=False):
             cells = []
             for column, value in zip(self.frame.columns, row, strict=True):
-                cells.append(value if column in self.markup else self._cell(value))
+                cell = value if column in self.markup else self._cell(value)
+                cells.append(cell)
             lines.append(" | ".join(cells))
         body = "\n".join(f"| {line} |" for line in lines)
         first, _, rest = body.partition("\n")
+        rule = "|".join(rules)
         return (
             f":::{{table}} {self.caption}\n:name: {self.name}\n\n{first}\n|{rule}|\n{rest}\n:::\n"
         )

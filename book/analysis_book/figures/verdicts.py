@@ -1,6 +1,4 @@
-"""Verdicts on claims, a line for each claim: its sentence, a chip for each model, the interval
-beside the bound.
-"""
+"""Verdicts on claims, a line for each: sentence, a chip for each model, intervals and bound."""
 
 import json
 import re
@@ -12,7 +10,7 @@ import pandas as pd
 # What a verdict can be: beyond the bound, short of it, both inside the interval; a number without
 # an interval; none.
 OUTCOMES = ("holds", "does not hold", "undecided", "no interval", "not applicable")
-# What a row is about, in the order in which a reader is told.
+# The columns that say what a row is about, in the order in which they are shown.
 GROUPS = ("model", "dataset", "variant", "classes", "stage")
 _LINE = """<details class="claim" id="{id}"><summary>{claim}<span class="chips">{chips}</span></summary>
 <table><thead><tr>{heads}</tr></thead>
@@ -39,17 +37,15 @@ class Verdicts:
         self.rows = rows
 
     def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
+        rows = self.rows.drop(columns="rationale", errors="ignore")
         # In full precision, for those who gather the verdicts of the pages.
-        records = json.loads(
-            self.rows.drop(columns="rationale", errors="ignore").to_json(
-                orient="records", double_precision=15
-            )
-        )
+        records = json.loads(rows.to_json(orient="records", double_precision=15))
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}, {"verdicts": records}
 
     def __repr__(self) -> str:
-        told = self.rows.assign(on=about(self.rows), number=self.rows.apply(number, axis=1))
-        return told[["on", "verdict", "number", "claim"]].to_string(index=False)
+        numbers = self.rows.apply(number, axis=1)
+        table = self.rows.assign(on=about(self.rows), number=numbers)
+        return table[["on", "verdict", "number", "claim"]].to_string(index=False)
 
     def _repr_html_(self) -> str:
         lines = [claim_line(part) for _, part in self.rows.groupby("id", sort=False)]
@@ -58,68 +54,80 @@ class Verdicts:
 
 def claim_line(rows: pd.DataFrame, addresses: list[str] | None = None) -> str:
     """The verdicts on one claim, as HTML; with addresses, each leads to where it was reached."""
-    names, first = about(rows), rows.iloc[0]
+    first = rows.iloc[0]
     ends = np.append(rows[["ci_low", "value", "ci_high"]].to_numpy(float), first["bound"])
     span = np.nanmin(ends), np.nanmax(ends)
-    chips, body = [], []
-    for name, row, address in zip(
-        names, rows.to_dict("records"), addresses or [""] * len(rows), strict=True
-    ):
-        lost = row["after"] != row["verdict"]
-        kind = row["verdict"].replace(" ", "-") + " lost" * lost
-        verdict = row["verdict"] + f" (corrected: {row['after']})" * lost
-        text = f"{escape(name)}{': ' * bool(name)}{row['verdict']}"
-        chips.append(_CHIP.format(kind=kind, text=text, interval=_interval(row, span)))
-        on = (
-            f'<a href="{escape(address)}">{escape(name or "here")}</a>' if address else escape(name)
-        )
-        p = "" if np.isnan(row["p"]) else "&lt; 0.0001" if row["p"] < 1e-4 else f"{row['p']:.4f}"
-        # A part of a corpus stands behind a colon.
-        cells = (
-            on,
-            verdict,
-            number(row),
-            escape(re.sub(r"(\w):(?=\w)", r"\1, ", row["sample"])),
-            p,
-        )
-        body.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    words = {
-        name: escape(str(first[name]))
-        for name in ("id", "claim", "quantity", "rationale", "source", "direction")
-    }
+    records = rows.to_dict("records")
+    chips = []
+    body = []
+    links = addresses or [""] * len(rows)
+    for name, row, address in zip(about(rows), records, links, strict=True):
+        chips.append(_chip(name, row, span))
+        body.append(_row(name, row, address))
     up = "" if addresses else "../"
-    words["rationale"] = _OTHER.sub(
-        rf'<a href="{up}ledger.html#\g<0>">another claim</a>', words["rationale"]
-    )
-    words["quantity"] = _OTHER.sub("another claim", words["quantity"])
-    heads = "".join(f'<th scope="col">{head}</th>' for head in _HEADS)
-    words |= {
-        "chips": "".join(chips),
-        "heads": heads,
-        "rows": "".join(body),
-        "bound": first["bound"],
-        "formula": "",
-    }
+    link = rf'<a href="{up}ledger.html#\g<0>">another claim</a>'
+    formula = ""
     if isinstance(first.get("formula"), str) and first["formula"]:
-        name = first["formula"].replace("_", "-")
-        words["formula"] = _FORMULA.format(up=up, name=name)
-    return _LINE.format(**words)
+        formula = _FORMULA.format(up=up, name=first["formula"].replace("_", "-"))
+    return _LINE.format(
+        id=escape(str(first["id"])),
+        claim=escape(str(first["claim"])),
+        chips="".join(chips),
+        heads="".join(f'<th scope="col">{head}</th>' for head in _HEADS),
+        rows="".join(body),
+        quantity=_OTHER.sub("another claim", escape(str(first["quantity"]))),
+        formula=formula,
+        direction=escape(str(first["direction"])),
+        bound=first["bound"],
+        rationale=_OTHER.sub(link, escape(str(first["rationale"]))),
+        source=escape(str(first["source"])),
+    )
+
+
+def _chip(name: str, row: dict, span: tuple[float, float]) -> str:
+    """The verdict on a model, with its interval drawn."""
+    kind = row["verdict"].replace(" ", "-")
+    if row["after"] != row["verdict"]:
+        kind += " lost"
+    text = row["verdict"]
+    if name:
+        text = f"{escape(name)}: {text}"
+    return _CHIP.format(kind=kind, text=text, interval=_interval(row, span))
+
+
+def _row(name: str, row: dict, address: str) -> str:
+    """The verdict on a model as a row of a table."""
+    on = escape(name)
+    if address:
+        on = f'<a href="{escape(address)}">{escape(name or "here")}</a>'
+    verdict = row["verdict"]
+    if row["after"] != verdict:
+        verdict += f" (corrected: {row['after']})"
+    p = ""
+    if row["p"] < 1e-4:
+        p = "&lt; 0.0001"
+    elif not np.isnan(row["p"]):
+        p = f"{row['p']:.4f}"
+    # A part of a corpus stands behind a colon.
+    sample = re.sub(r"(\w):(?=\w)", r"\1, ", row["sample"])
+    cells = (on, verdict, number(row), escape(sample), p)
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
 def about(rows: pd.DataFrame) -> list[str]:
-    """What each of the rows is about, in words: of the columns that say so, those in which they
-    differ.
-    """
+    """The model, data and the like of each row, in words, of the columns in which rows differ."""
     there = [name for name in GROUPS if name in rows and rows[name].notna().any()]
-    telling = [
-        name for name in there if name == "model" or rows[name].nunique(dropna=False) > 1
-    ] or there[:1]
-    texts = rows[telling].astype(object)
+    differing = []
+    for name in there:
+        if name == "model" or rows[name].nunique(dropna=False) > 1:
+            differing.append(name)
+    texts = rows[differing or there[:1]].astype(object)
     if "classes" in texts:
         texts["classes"] = texts["classes"].map("{:g} classes".format, na_action="ignore")
-    return [
-        ", ".join(str(v) for v in row if not pd.isna(v)) for row in texts.itertuples(index=False)
-    ]
+    names = []
+    for row in texts.itertuples(index=False):
+        names.append(", ".join(str(value) for value in row if not pd.isna(value)))
+    return names
 
 
 def number(row: dict | pd.Series) -> str:
@@ -131,25 +139,28 @@ def number(row: dict | pd.Series) -> str:
 
 
 def _interval(row: dict, span: tuple[float, float]) -> str:
-    """An interval against its bound, drawn in one line of text; the same scale for all rows of a
-    claim.
+    """An interval against its bound, drawn in one line of text.
+
+    All rows of a claim have the same scale.
     """
     if np.isnan(row["ci_low"]) or not span[1] > span[0]:
         return ""
-    names = ("ci_low", "ci_high", "value", "bound")
-    low, high, value, bound = (
-        4 + (_WIDTH - 8) * (row[name] - span[0]) / (span[1] - span[0]) for name in names
-    )
-    side = (
-        f'x="{bound:.1f}" width="{_WIDTH - bound:.1f}"'
-        if row["direction"] == "above"
-        else f'width="{bound:.1f}"'
-    )
+
+    def scaled(number: float) -> float:
+        return 4 + (_WIDTH - 8) * (number - span[0]) / (span[1] - span[0])
+
+    low = scaled(row["ci_low"])
+    high = scaled(row["ci_high"])
+    value = scaled(row["value"])
+    bound = scaled(row["bound"])
+    side = f'width="{bound:.1f}"'
+    if row["direction"] == "above":
+        side = f'x="{bound:.1f}" width="{_WIDTH - bound:.1f}"'
     return (
         f'<svg class="interval" viewBox="0 0 {_WIDTH} 14" width="{_WIDTH}" height="14" role="img" '
-        f'aria-label="{number(row)}, bound {row["bound"]:g}"><rect {side} height="14" '
-        'fill="currentColor" '
-        f'opacity="0.1"/><path d="M{bound:.1f} 0v14" stroke="currentColor" stroke-dasharray="2 2"/>'
+        f'aria-label="{number(row)}, bound {row["bound"]:g}">'
+        f'<rect {side} height="14" fill="currentColor" opacity="0.1"/>'
+        f'<path d="M{bound:.1f} 0v14" stroke="currentColor" stroke-dasharray="2 2"/>'
         f'<path d="M{low:.1f} 7H{max(high, low + 1):.1f}" stroke="currentColor" stroke-width="2"/>'
         f'<circle cx="{value:.1f}" cy="7" r="3" fill="currentColor"/></svg>'
     )

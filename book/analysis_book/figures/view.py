@@ -1,5 +1,6 @@
-"""Views that a reader moves: Vega draws them in the page, without a server or a network; a picture
-stands elsewhere.
+"""Views that a reader moves: Vega draws them in the page, without a server or a network.
+
+Where no script runs, a picture stands for them.
 """
 
 import base64
@@ -79,20 +80,25 @@ class Control:
 
     def html(self) -> str:
         """The field in its label."""
-        if self.options is None:
-            ends = ' min="{}" max="{}" step="{}"'.format(*self.ends) if self.ends else ""
-            kind = "range" if self.ends else "text" if isinstance(self.value, str) else "number"
-            made = (
-                f'<input type="{kind}" name="{self.name}"{ends} value="{escape(str(self.value))}">'
-            )
-        else:
-            marks = {self.value: " selected"}
-            lines = (
-                f'<option value="{escape(v)}"{marks.get(v, "")}>{escape(w)}</option>'
-                for v, w in self.options.items()
-            )
-            made = f'<select name="{self.name}">{"".join(lines)}</select>'
-        return f"<label>{self.label} {made}</label>"
+        field = self._input() if self.options is None else self._select(self.options)
+        return f"<label>{self.label} {field}</label>"
+
+    def _input(self) -> str:
+        kind = "number"
+        ends = ""
+        if self.ends:
+            kind = "range"
+            ends = ' min="{}" max="{}" step="{}"'.format(*self.ends)
+        elif isinstance(self.value, str):
+            kind = "text"
+        return f'<input type="{kind}" name="{self.name}"{ends} value="{escape(str(self.value))}">'
+
+    def _select(self, options: Mapping[str, str]) -> str:
+        lines = []
+        for value, words in options.items():
+            mark = " selected" if value == self.value else ""
+            lines.append(f'<option value="{escape(value)}"{mark}>{escape(words)}</option>')
+        return f'<select name="{self.name}">{"".join(lines)}</select>'
 
 
 @dataclass
@@ -107,8 +113,8 @@ class View:
         caption: a sentence below it.
         tables: by name what the page has as CSV, numbers with four digits; together at most 300 kB.
         data: what Vega makes of them: its data sets.
-        panels: charts of Altair on ``alt.NamedData`` of these, with a description for who cannot
-            see them; as wide as the page allows, unless they say how wide.
+        panels: charts of Altair on ``alt.NamedData`` of these, with a description for readers who
+            cannot see them; as wide as the page allows, unless they say how wide.
         controls: the fields.
         said: what is said of what is chosen, a sentence each: the data, which of its rows, the
             words of a row (both as expressions of Vega); then, if any, the words before them, and
@@ -140,31 +146,41 @@ class View:
     sweeps: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self):
-        known, first = {control.name: control for control in self.controls}, self.controls[0]
-        self.limits = {
-            v: {name: of[name] for name in of if name in known} for v, of in self.limits.items()
-        }
-        begins = self.limits.get(
-            self.start.get(first.name) or next(iter(first.options or [None])), {}
-        )
+        known = {control.name: control for control in self.controls}
+        limits = {}
+        for value, of_value in self.limits.items():
+            limits[value] = {name: limit for name, limit in of_value.items() if name in known}
+        self.limits = limits
         for name, value in self.start.items():
             if name not in known:
                 raise AnalysisError(f"{self.name} has no field {name!r}: it has {', '.join(known)}")
-            if (options := known[name].options) is not None and value not in options:
+            options = known[name].options
+            if options is not None and value not in options:
                 raise AnalysisError(
                     f"{name} is {value!r}: give one of {', '.join(map(repr, options))}"
                 )
             known[name].value = value
-        for name, control in known.items():
-            if control.value is None:
-                allowed = begins.get(name) or [*control.options]
-                control.value = allowed[0 if control.options or len(allowed) < 3 else 2]
-        if (size := sum(len(csv.encode()) for csv in self.csv.values())) > LARGEST:
+        self._set_first_values()
+        size = sum(len(csv.encode()) for csv in self.csv.values())
+        if size > LARGEST:
             raise AnalysisError(
                 f"{self.name} would bring {size / 1000:,.0f} kB of numbers into its page, which "
-                "holds at most "
-                f"{LARGEST / 1000:.0f}: give fewer models, or effects of fewer dimensions"
+                f"holds at most {LARGEST / 1000:.0f}: give fewer models, or effects of fewer "
+                "dimensions"
             )
+
+    def _set_first_values(self) -> None:
+        """Give each field without a value the first that the view allows."""
+        first = self.controls[0]
+        chosen = self.start.get(first.name) or next(iter(first.options or [None]))
+        limits = self.limits.get(chosen, {})
+        for control in self.controls:
+            if control.value is not None:
+                continue
+            allowed = limits.get(control.name) or [*control.options]
+            # Of a number, the least, the largest and, if it is not the least, the first.
+            is_third = not control.options and len(allowed) > 2
+            control.value = allowed[2 if is_third else 0]
 
     @functools.cached_property
     def csv(self) -> dict[str, str]:
@@ -174,29 +190,26 @@ class View:
     def _vega(
         self, panel: alt.TopLevelMixin, width: int | str, said: Sequence[tuple[str, ...]] = ()
     ) -> dict:
-        """A panel as Vega, with all data but the tables, and what is said."""
-        chart = _wide(panel, width).add_params(
-            *(alt.param(name=c.name, value=c.value) for c in self.controls)
-        )
+        """A panel as Vega, with all data but the tables, and the sentences on it."""
+        parameters = [
+            alt.param(name=control.name, value=control.value) for control in self.controls
+        ]
+        chart = _wide(panel, width).add_params(*parameters)
         spec = vl_convert.vegalite_to_vega(chart.configure(**CONFIG).to_dict(validate=False))
         data = [*self.data]
         for name, table in self.tables.items():
-            kinds = {
-                c: "number" if pd.api.types.is_numeric_dtype(k) else "string"
-                for c, k in table.dtypes.items()
-            }
+            kinds = {}
+            for column, kind in table.dtypes.items():
+                kinds[column] = "number" if pd.api.types.is_numeric_dtype(kind) else "string"
             data.insert(0, {"name": name, "values": "", "format": {"type": "csv", "parse": kinds}})
         for number, (source, chosen, words, *_) in enumerate(said):
-            data.append(
-                {"name": f"said{number}", "source": source, "transform": steps(chosen, said=words)}
-            )
+            transform = steps(chosen, said=words)
+            data.append({"name": f"said{number}", "source": source, "transform": transform})
         known = {made["name"] for made in data}
+        data += [made for made in spec["data"] if made["name"] not in known]
         # A group of no marks needs words, too.
         marks = [mark | {"description": spec.get("description", "")} for mark in spec["marks"]]
-        return spec | {
-            "marks": marks,
-            "data": data + [made for made in spec["data"] if made["name"] not in known],
-        }
+        return spec | {"marks": marks, "data": data}
 
     @functools.cached_property
     def svg(self) -> str:
@@ -205,28 +218,27 @@ class View:
         whole = alt.concat(*(_wide(panel, 300) for panel in self.panels), columns=2)
         spec = self._vega(whole.resolve_scale(color="independent", shape="independent"), 300)
         for made in spec["data"]:
-            made |= {"values": self.csv[made["name"]]} if made["name"] in self.tables else {}
+            if made["name"] in self.tables:
+                made["values"] = self.csv[made["name"]]
         return vl_convert.vega_to_svg(spec)
 
     def figure(self) -> str:
         """The figure as HTML, which ``SCRIPT`` brings to life."""
-        picture = "" if self.still else base64.b64encode(self.svg.encode()).decode()
-        still = (
-            self.still
-            or f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(self.alt)}">'
-        )
-        keys = {
-            name: hashlib.sha256(csv.encode()).hexdigest()[:12] for name, csv in self.csv.items()
-        }
-        tables = (TABLE.format(key=keys[name], csv=_json(csv)) for name, csv in self.csv.items())
-        # One of them says it.
-        saying = [self.said, *[()] * (len(self.panels) - 1)]
-        panels = [
-            self._vega(panel, "container", said)
-            for panel, said in zip(self.panels, saying, strict=True)
-        ]
-        for place in self.sweeps:
-            panels[place]["signals"] += SWEEP
+        still = self.still
+        if not still:
+            picture = base64.b64encode(self.svg.encode()).decode()
+            still = f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(self.alt)}">'
+        keys = {}
+        tables = []
+        for name, csv in self.csv.items():
+            keys[name] = hashlib.sha256(csv.encode()).hexdigest()[:12]
+            tables.append(TABLE.format(key=keys[name], csv=_json(csv)))
+        # The first of them has the sentences.
+        first, *others = self.panels
+        panels = [self._vega(first, "container", self.said)]
+        panels += [self._vega(panel, "container") for panel in others]
+        for number in self.sweeps:
+            panels[number]["signals"] += SWEEP
         ways = {"moves": self.moves, "sweeps": self.sweeps}
         given = {"panels": panels, "tables": keys, "limits": self.limits, **ways}
         given["said"] = [(*around, "", "")[:2] for _, _, _, *around in self.said]
@@ -255,12 +267,14 @@ class View:
         return f"<{self.name}: {self.caption} As a page: .save('{self.name}.html')>"
 
     def link(self, words: str, **state: str | float) -> str:
-        """A link to a state of the view on its page, the values of its fields by their names, for
-        HTML and markdown.
+        """A link to a state of the view on its page, for HTML and markdown.
+
+        Args:
+            words: its text.
+            state: values of fields, by their names.
         """
-        return (
-            f'<a href="#{escape(self.name)}&amp;{escape(urlencode(state))}">{entities(words)}</a>'
-        )
+        address = f"#{escape(self.name)}&amp;{escape(urlencode(state))}"
+        return f'<a href="{address}">{entities(words)}</a>'
 
     def save(self, path: Path | str) -> None:
         """Write the view as a page that opens alone (``.html``), or its picture (``.svg``).
@@ -271,14 +285,14 @@ class View:
         path = Path(path)
         if path.suffix not in (".html", ".svg"):
             raise AnalysisError(f"a view is saved as .html or .svg, not as {path.name}")
-        as_page = path.suffix == ".html"
-        write(
-            path, page(self.name.removeprefix("fig-"), self._repr_html_()) if as_page else self.svg
-        )
+        content = self.svg
+        if path.suffix == ".html":
+            content = page(self.name.removeprefix("fig-"), self._repr_html_())
+        write(path, content)
 
     @property
     def alt(self) -> str:
-        """What is drawn, for who cannot see it."""
+        """The descriptions of the panels, for readers who cannot see them."""
         return ". ".join(panel.description for panel in self.panels)
 
 
@@ -286,13 +300,11 @@ TABLE = '<script class="table" type="application/json" data-key="{key}">{csv}</s
 
 
 def steps(*kept: str, **computed: str) -> list[dict[str, str]]:
-    """What Vega does to rows: conditions of those that are kept, and what is computed of each, by
-    name.
-    """
-    kept = [{"type": "filter", "expr": condition} for condition in kept]
-    return kept + [
-        {"type": "formula", "as": name, "expr": expression} for name, expression in computed.items()
-    ]
+    """Transforms of Vega: conditions of rows that are kept, then new fields by their names."""
+    transforms = [{"type": "filter", "expr": condition} for condition in kept]
+    for name, expression in computed.items():
+        transforms.append({"type": "formula", "as": name, "expr": expression})
+    return transforms
 
 
 def as_csv(table: pd.DataFrame) -> str:
@@ -316,9 +328,9 @@ def _json(given: object) -> str:
 
 def _wide(panel: alt.TopLevelMixin, width: int | str) -> alt.TopLevelMixin:
     """As wide, unless it says how wide it is, or is several."""
-    return (
-        panel.properties(width=width) if getattr(panel, "width", None) is alt.Undefined else panel
-    )
+    if getattr(panel, "width", None) is alt.Undefined:
+        return panel.properties(width=width)
+    return panel
 
 
 @functools.cache

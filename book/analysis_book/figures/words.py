@@ -1,4 +1,4 @@
-"""What a cell says in words: Markdown on a page, which a script prints without its marks."""
+"""The words of a cell: Markdown on a page, which a script prints without its marks."""
 
 import html
 import re

@@ -1,6 +1,4 @@
-"""Models trained here: the small ones of the book, pretraining with checkpoints, and text
-classifiers.
-"""
+"""Models trained here: small ones, pretraining with checkpoints, and text classifiers."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What counting words and pairs of words predicts, to set beside the loss of a model."""
+"""Losses of counting words and pairs of words, to set beside the loss of a model."""
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,7 @@ def n_gram_losses(
     ordinary: Int[np.ndarray, " word"],
     vocabulary: int,
 ) -> pd.DataFrame:
-    r"""Mean negative log-probability of held-out tokens, given nothing, the token before, or the
-    tokens on both sides.
+    r"""Mean negative log-probability of held-out tokens, by counts of words and of pairs.
 
     ``unigram`` is p(w), with one added to each count. ``bigram`` is p(w | l), smoothed after Witten
     and Bell: with c pairs that begin with l, of t kinds, (count(l, w) + t p(w)) / (c + t).
@@ -40,23 +39,18 @@ def n_gram_losses(
     kinds = np.maximum(np.diff(pairs.indptr), 1)
     total = pairs.sum(1) + kinds
 
-    row, place = predicted.nonzero()
-    left, word, right = (held_out[row, place + step] for step in (-1, 0, 1))
+    sequence, position = predicted.nonzero()
+    left = held_out[sequence, position - 1]
+    word = held_out[sequence, position]
+    right = held_out[sequence, position + 1]
     after = (pairs[left].toarray() + np.outer(kinds[left], words)) / total[left, None]
     before = (pairs[:, right].toarray() + np.outer(kinds, words[right])) / total[:, None]
+    likelihoods = {"unigram": words[None], "bigram": after, "neighbours": after * before.T}
+    index = np.searchsorted(ordinary, word)[:, None]
     rows = []
-    for name, likely in {
-        "unigram": words[None],
-        "bigram": after,
-        "neighbours": after * before.T,
-    }.items():
-        among = likely[:, ordinary] / likely[:, ordinary].sum(1, keepdims=True)
-        rows.append(
-            (
-                name,
-                -np.log(
-                    np.take_along_axis(among, np.searchsorted(ordinary, word)[:, None], 1)
-                ).mean(),
-            )
-        )
+    for name, likelihood in likelihoods.items():
+        among = likelihood[:, ordinary]
+        probabilities = among / among.sum(1, keepdims=True)
+        of_word = np.take_along_axis(probabilities, index, 1)
+        rows.append((name, -np.log(of_word).mean()))
     return pd.DataFrame(rows, columns=["baseline", "loss"])

@@ -13,12 +13,11 @@ from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
 
 # The columns that say what a row of a table is about, the layer last.
-PLACES = ("space", "token_type", "key_type", "layer")
+KEYS = ("space", "token_type", "key_type", "layer")
 
 
 class GeometryCallback(transformers.TrainerCallback):
-    """Measure the model of a Trainer every so many steps, and log the numbers to whatever it logs
-    to.
+    """Measure the model of a Trainer every so many steps, and log the numbers with its loss.
 
     The first measurement is before the first step. The training takes the same steps as without.
 
@@ -56,9 +55,13 @@ class GeometryCallback(transformers.TrainerCallback):
         require_known("setting of measure", settings, SETTINGS)
         if numbers is not None and not callable(numbers):
             raise AnalysisError(f"numbers is {shown(numbers)}: give a function of the tables")
-        self.trainer, self.every, self.settings = trainer, every, {"progress": False, **settings}
-        self.corpus, self.metrics = load_corpus(data, column=column), resolve(metrics)
-        self.numbers, self.tables = numbers or self._quantities, {}
+        self.trainer = trainer
+        self.every = every
+        self.settings = {"progress": False, **settings}
+        self.corpus = load_corpus(data, column=column)
+        self.metrics = resolve(metrics)
+        self.numbers = numbers or self._quantities
+        self.tables = {}
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         """Before the first step."""
@@ -79,23 +82,15 @@ class GeometryCallback(transformers.TrainerCallback):
 
     @staticmethod
     def _quantities(tables: Tables) -> dict[str, float]:
-        found = {}
+        quantities = {}
         for name, table in tables.items():
-            if "dimension" not in table:
-                by = [column for column in PLACES if column in table]
-                means = (
-                    table.select_dtypes("float")
-                    .join(table[by])
-                    .groupby(by, sort=False, observed=True)
-                    .mean()
-                )
-                means = (
-                    means.drop(columns=["ci_low", "ci_high"], errors="ignore").stack().reset_index()
-                )
-                for *place, layer, quantity, value in means[
-                    [*by, f"level_{len(by)}", 0]
-                ].itertuples(index=False):
-                    found["/".join(("geometry", name, quantity, *place, f"layer_{layer}"))] = float(
-                        value
-                    )
-        return found
+            if "dimension" in table:
+                continue
+            by = [column for column in KEYS if column in table]
+            numbers = table.select_dtypes("float").join(table[by])
+            numbers = numbers.drop(columns=["ci_low", "ci_high"], errors="ignore")
+            means = numbers.groupby(by, sort=False, observed=True).mean()
+            for (*about, layer, quantity), value in means.stack().items():
+                path = ("geometry", name, quantity, *about, f"layer_{layer}")
+                quantities["/".join(path)] = float(value)
+        return quantities

@@ -1,4 +1,4 @@
-"""What every training shares: the optimizer, and a loop that resumes if its process was killed."""
+"""The optimizer of every training, and a loop that resumes if its process was killed."""
 
 import math
 import time
@@ -51,11 +51,11 @@ def drawn_seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
-def require_finite(loss: float, place: str, learning_rate: float) -> float:
-    """The loss, which is refused if the training has diverged."""
+def require_finite(loss: float, batch: str, learning_rate: float) -> float:
+    """The loss of a batch, which is refused if the training has diverged."""
     if not math.isfinite(loss):
         raise AnalysisError(
-            f"the loss of {place} is {loss}: give another folder and a learning rate below "
+            f"the loss of {batch} is {loss}: give another folder and a learning rate below "
             f"{learning_rate:g}"
         )
     return loss
@@ -63,13 +63,12 @@ def require_finite(loss: float, place: str, learning_rate: float) -> float:
 
 @contextmanager
 def isolated(device: str = "cpu") -> Iterator[None]:
-    """Run on one thread, since sums over several round differently, and restore the caller's random
-    numbers.
+    """Run on one thread, and restore the caller's random numbers.
+
+    Sums over several threads round differently.
     """
-    with (
-        processes.threads(1),
-        torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []),
-    ):
+    devices = [device] if device.startswith("cuda") else []
+    with processes.threads(1), torch.random.fork_rng(devices=devices):
         yield
 
 
@@ -77,8 +76,7 @@ def isolated(device: str = "cpu") -> Iterator[None]:
 
 
 class TrainingLog:
-    """The steps or epochs of a training so far, and the state from which it resumes if its process
-    is killed.
+    """The steps or epochs of a training so far, and the state from which it resumes when killed.
 
     It ends with the same weights if the random numbers of a step depend only on the number of the
     step.
@@ -95,7 +93,10 @@ class TrainingLog:
     """
 
     def __init__(self, table: Path, columns: Sequence[str], device: str, **parts: Any) -> None:
-        self.table, self.state, self.columns, self.parts = table, state_path(table), columns, parts
+        self.table = table
+        self.state = state_path(table)
+        self.columns = columns
+        self.parts = parts
         self.rows: list[list[float | None]] = []
         self.kept = store.Entry(table.parent)
         read = partial(torch.load, map_location=device, weights_only=True)
@@ -106,27 +107,29 @@ class TrainingLog:
                 part.load_state_dict(state[name])
 
     def remaining(self, last: int, label: str, first: int = 1) -> Iterator[int]:
-        """The numbers of the steps or epochs that are left, up to the last. For each, the caller
-        appends a row.
+        """The numbers of the steps or epochs that are left, up to the last.
 
-        On a terminal a progress bar shows the label and the loss.
+        For each, the caller appends a row. On a terminal a progress bar shows the label and the
+        loss.
         """
-        numbers, saved = range(first, last + 1), time.monotonic()
+        numbers = range(first, last + 1)
+        saved = time.monotonic()
         left = numbers[len(self.rows) :]
         shown = bar(left, label, unit=self.columns[0], total=len(numbers), initial=len(self.rows))
         for number in shown:
             yield number
-            shown.set_postfix(loss=self.rows[-1][self.columns.index("loss")], refresh=False)
+            loss = self.rows[-1][self.columns.index("loss")]
+            shown.set_postfix(loss=loss, refresh=False)
             if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
-                states = {name: part.state_dict() for name, part in self.parts.items()}
-                self.kept.write(self.state.name, partial(torch.save, {"log": self.rows, **states}))
+                state = {name: part.state_dict() for name, part in self.parts.items()}
+                state["log"] = self.rows
+                self.kept.write(self.state.name, partial(torch.save, state))
                 self._write()
                 saved = time.monotonic()
 
     def _write(self) -> None:
-        self.kept.write(
-            self.table.name, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False)
-        )
+        table = pd.DataFrame(self.rows, columns=self.columns)
+        self.kept.write(self.table.name, table.to_csv(index=False))
 
     def finish(self) -> None:
         """Mark the training as finished. Everything else that it leaves must have been written."""

@@ -1,6 +1,4 @@
-"""A masked language model pretrained here, with checkpoints along the way: ``pretrain("runs/mine",
-steps=2000)``.
-"""
+"""A masked language model pretrained here, with checkpoints along the way."""
 
 import itertools
 import json
@@ -62,18 +60,17 @@ from analysis_lib.models.tokenization import Tokenizer
 
 # The encoders that are pretrained: those whose sizes have the names of BERT's.
 ENCODERS = (
-    *(
-        "bert",
-        "roberta",
-        "xlm-roberta",
-        "camembert",
-        "electra",
-        "distilbert",
-        "albert",
-        "mpnet",
-        "deberta",
-    ),
-    *("deberta-v2", "modernbert"),
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "electra",
+    "distilbert",
+    "albert",
+    "mpnet",
+    "deberta",
+    "deberta-v2",
+    "modernbert",
 )
 # Of the texts that are held out, the first sequences: the loss is theirs.
 HELD_OUT_SEQUENCES = 256
@@ -89,14 +86,13 @@ def pretrain(
     workers: int = 1,
     device: str | None = None,
 ) -> Path:
-    """Pretrain a BERT, or its like, by masked language modelling, once per seed, and keep
-    checkpoints along the way.
+    """Pretrain a BERT, or its like, by masked language modelling, once per seed.
 
-    The tokenizer is trained on the corpus first. Texts are joined by [SEP] and cut into sequences
-    of one length, so that nothing is padded. Batch, masks and dropout of a step depend only on the
-    seed and the number of the step: a run that was interrupted, or killed, resumes and ends with
-    the same weights as one that was not. On a CPU each seed runs on one thread; on a GPU that
-    supports it, in bfloat16.
+    Checkpoints are kept along the way. The tokenizer is trained on the corpus first. Texts are
+    joined by [SEP] and cut into sequences of one length, so that nothing is padded. Batch, masks
+    and dropout of a step depend only on the seed and the number of the step: a run that was
+    interrupted, or killed, resumes and ends with the same weights as one that was not. On a CPU
+    each seed runs on one thread; on a GPU that supports it, in bfloat16.
 
     For each seed s and each step t that is kept, the folder then holds a model ``seed_s-step_t``
     (configuration, safetensors and tokenizer) that ``load_model`` reads. ``seed_s.csv`` has the
@@ -121,21 +117,23 @@ def pretrain(
             little text; the loss is no longer finite.
         KeyboardInterrupt: its message says so where a state is kept, as it is about every minute.
     """
-    folder, settings = (
-        require_path("folder", folder),
-        Pretraining() if settings is None else settings,
-    )
+    folder = require_path("folder", folder)
+    if settings is None:
+        settings = Pretraining()
     if not isinstance(settings, Pretraining):
         raise AnalysisError(f"the settings are {shown(settings)}: give Pretraining(...)")
     seeds = require_seeds("seeds", seeds)
     require_whole("workers", workers, 1)
     device = devices.usable(device)
     _configuration(settings)
-    description, identity = folder / DESCRIPTION, settings.identity()
+    description = folder / DESCRIPTION
+    identity = settings.identity()
+    seal = seal_path(folder, "run")
     # Whatever can be refused is refused before anything is written, too little text included.
-    untokenized = partial(store.lost, seal_path(folder, "run"), ".tokenizer/tokenizer.json")
+    untokenized = partial(store.lost, seal, ".tokenizer/tokenizer.json")
     if not holds(description, identity) or untokenized():
-        if (corpus := corpora.load_corpus(settings.data)).kind != "text":
+        corpus = corpora.load_corpus(settings.data)
+        if corpus.kind != "text":
             raise AnalysisError(
                 f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on"
             )
@@ -153,29 +151,29 @@ def pretrain(
     except KeyboardInterrupt:
         tables = [table_path(folder, seed) for seed in seeds]
         kept = any(finished(table) or state_path(table).is_file() for table in tables)
-        raise KeyboardInterrupt(CONTINUES if kept else "") from None
+        message = CONTINUES if kept else ""
+        raise KeyboardInterrupt(message) from None
     with files.alone(folder / ".pretraining.lock"), files.writing(folder):
-        if store.lost(seal_path(folder, "run"), BASELINES):
+        if store.lost(seal, BASELINES):
             files.write(folder / BASELINES, _baselines(folder, settings).to_csv(index=False))
-            seal_path(folder, "run").unlink(missing_ok=True)
-        if not seal_path(folder, "run").is_file():
-            store.seal(seal_path(folder, "run"), BASELINES, ".tokenizer/*")
+            seal.unlink(missing_ok=True)
+        if not seal.is_file():
+            store.seal(seal, BASELINES, ".tokenizer/*")
     return folder
 
 
 def _tokenizer(corpus: corpora.Corpus, settings: Pretraining) -> Tokenizer:
-    """The one that is asked for, or one that is learned from the texts."""
+    """The tokenizer that the settings name, or one that is learned from the texts."""
     if not settings.tokenizer:
         return word_pieces(corpus.texts, settings.vocabulary, settings.cased)
-    found = read_processor(settings.tokenizer, [located(settings.tokenizer, None)[0]], "text")
-    if missing := [
-        n for n in ("mask", "cls", "sep", "pad") if getattr(found, f"{n}_token_id", None) is None
-    ]:
-        raise AnalysisError(
-            f"the tokenizer of {settings.tokenizer} has no {missing[0]} token: give one of BERT's "
-            "kind"
-        )
-    return found
+    tokenizer = read_processor(settings.tokenizer, [located(settings.tokenizer, None)[0]], "text")
+    for token in ("mask", "cls", "sep", "pad"):
+        if getattr(tokenizer, f"{token}_token_id", None) is None:
+            raise AnalysisError(
+                f"the tokenizer of {settings.tokenizer} has no {token} token: give one of BERT's "
+                "kind"
+            )
+    return tokenizer
 
 
 def _ordinary(tokenizer: Tokenizer) -> Int[Tensor, " word"]:
@@ -230,19 +228,20 @@ def _cut(
 def _batch(
     sequences: Int[Tensor, "sequence token"], size: int, seed: int, step: int
 ) -> Int[Tensor, "sequence token"]:
-    """The sequences of a step, counted from 1; those left over at the end of an epoch wait for
-    another one.
+    """The sequences of a step, counted from 1.
+
+    Those left over at the end of an epoch wait for another one.
     """
-    epoch, place = divmod(step - 1, len(sequences) // size)
-    order = torch.randperm(
-        len(sequences), generator=torch.Generator().manual_seed(loop.drawn_seed(seed, 1, epoch))
-    )
-    return sequences[order[place * size : (place + 1) * size]]
+    epoch, index = divmod(step - 1, len(sequences) // size)
+    generator = torch.Generator().manual_seed(loop.drawn_seed(seed, 1, epoch))
+    order = torch.randperm(len(sequences), generator=generator)
+    return sequences[order[index * size : (index + 1) * size]]
 
 
 def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
     table = table_path(folder, seed)
-    sealed, wanted = seal_path(folder, table.stem), left_by(seed, spread(settings.steps))
+    sealed = seal_path(folder, table.stem)
+    wanted = left_by(seed, spread(settings.steps))
     with files.alone(folder / f".seed_{seed}.lock"), files.writing(folder), loop.isolated(device):
         # Once more if a checkpoint from before an interruption turns out to be gone.
         while (gone := store.lost(sealed, *wanted)) or not finished(table):
@@ -268,44 +267,15 @@ def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
 def _configuration(
     settings: Pretraining, tokenizer: Tokenizer | None = None
 ) -> transformers.PreTrainedConfig:
-    """The configuration of the model, which is refused if it has an unknown name, makes no model or
-    is too large.
+    """The configuration of the model, which is refused if it makes none or one that is too large.
 
     Args:
         tokenizer: the model's; before there is one, what does not depend on it is refused.
     """
     kind = settings.model_type
-    if kind not in ENCODERS:
-        raise AnalysisError(
-            f"there is no masked language model {kind!r} that is trained: "
-            f"{near_names(kind, ENCODERS)}"
-        )
-    defaults = transformers.AutoConfig.for_model(kind).to_dict()
-    if unknown := [name for name in settings.configuration if name not in defaults]:
-        raise AnalysisError(
-            f"a {kind} has no setting {unknown[0]}: {near_names(unknown[0], defaults)}"
-        )
-    if {"vocab_size", "pad_token_id"} & settings.configuration.keys():
-        raise AnalysisError(
-            "vocab_size and pad_token_id are those of the tokenizer: leave them out"
-        )
-    for name, value in settings.configuration.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise AnalysisError(f"{name} is {value}: give a number")
-    refuse_too_large(kind, settings.configuration)
-    words = len(SPECIAL) if tokenizer is None else len(tokenizer)
+    _refuse_configuration(kind, settings.configuration)
     # No more positions than are trained: the embedding of a later one would stay random.
-    chosen = {"max_position_embeddings": settings.length, "vocab_size": words, "pad_token_id": 0}
-    if tokenizer is not None:
-        chosen["pad_token_id"] = tokenizer.pad_token_id
-        ends = {
-            "bos": tokenizer.cls_token_id,
-            "cls": tokenizer.cls_token_id,
-            "eos": tokenizer.sep_token_id,
-        }
-        for end, index in (ends | {"sep": tokenizer.sep_token_id}).items():
-            if (defaults.get(f"{end}_token_id") or 0) >= words:
-                chosen[f"{end}_token_id"] = index
+    chosen = {"max_position_embeddings": settings.length, **_token_ids(kind, tokenizer)}
     chosen |= settings.configuration
     try:
         model = _on_paper(kind, chosen)
@@ -320,24 +290,25 @@ def _configuration(
             model = _on_paper(kind, chosen)
     except Exception as error:
         # Configurations and layers validate themselves, each with errors of its own.
-        reason = " ".join(f"{type(error).__name__}: {error}".split()).partition(
-            " Exception raised from"
-        )[0]
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = line.partition(" Exception raised from")[0]
         raise AnalysisError(
             f"the configuration {settings.configuration} makes no {kind} ({reason}): change it"
         ) from error
-    config, parameters = model.config, model.num_parameters()
-    heads = {"num_attention_heads": 1} if hasattr(config, "num_attention_heads") else {}
-    require_sizes(config, num_hidden_layers=1, max_position_embeddings=settings.length, **heads)
+    config = model.config
+    parameters = model.num_parameters()
+    least = {"num_hidden_layers": 1, "max_position_embeddings": settings.length}
+    if hasattr(config, "num_attention_heads"):
+        least["num_attention_heads"] = 1
+    require_sizes(config, **least)
     # Weights, gradients and two moments of Adam's, in single precision, and the rows of the losses.
-    needed, there = 16 * parameters + 200 * settings.steps, psutil.virtual_memory().total
-    if needed > there:
+    needed = 16 * parameters + 200 * settings.steps
+    memory = psutil.virtual_memory().total
+    if needed > memory:
         raise AnalysisError(
             f"{settings.steps} steps of a {kind} with {parameters} parameters need "
-            f"{needed / 1e9:.0f} GB of memory, "
-            f"and this machine has {there / 1e9:.0f}: give smaller sizes in "
-            f"{settings.configuration}, a shorter length "
-            f"or fewer steps"
+            f"{needed / 1e9:.0f} GB of memory, and this machine has {memory / 1e9:.0f}: "
+            f"give smaller sizes in {settings.configuration}, a shorter length or fewer steps"
         )
     if tokenizer is not None and parameters > LARGE:
         said = (
@@ -346,6 +317,47 @@ def _configuration(
         )
         logging.getLogger(__name__).warning(said, kind, parameters / 1e6)
     return config
+
+
+def _refuse_configuration(kind: str, configuration: Mapping[str, object]) -> None:
+    """Refuse an architecture, or settings of it, of which no model can be built."""
+    if kind not in ENCODERS:
+        raise AnalysisError(
+            f"there is no masked language model {kind!r} that is trained: "
+            f"{near_names(kind, ENCODERS)}"
+        )
+    defaults = transformers.AutoConfig.for_model(kind).to_dict()
+    for name in configuration:
+        if name not in defaults:
+            raise AnalysisError(f"a {kind} has no setting {name}: {near_names(name, defaults)}")
+    if {"vocab_size", "pad_token_id"} & configuration.keys():
+        raise AnalysisError(
+            "vocab_size and pad_token_id are those of the tokenizer: leave them out"
+        )
+    for name, value in configuration.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise AnalysisError(f"{name} is {value}: give a number")
+    refuse_too_large(kind, configuration)
+
+
+def _token_ids(kind: str, tokenizer: Tokenizer | None) -> dict[str, int]:
+    """The settings of an architecture that the tokenizer decides: size, and ids of tokens."""
+    if tokenizer is None:
+        return {"vocab_size": len(SPECIAL), "pad_token_id": 0}
+    words = len(tokenizer)
+    chosen = {"vocab_size": words, "pad_token_id": tokenizer.pad_token_id}
+    defaults = transformers.AutoConfig.for_model(kind).to_dict()
+    ends = {
+        "bos": tokenizer.cls_token_id,
+        "cls": tokenizer.cls_token_id,
+        "eos": tokenizer.sep_token_id,
+        "sep": tokenizer.sep_token_id,
+    }
+    for end, index in ends.items():
+        # The default lies beyond the vocabulary.
+        if (defaults.get(f"{end}_token_id") or 0) >= words:
+            chosen[f"{end}_token_id"] = index
+    return chosen
 
 
 def _on_paper(kind: str, chosen: Mapping[str, object]) -> transformers.PreTrainedModel:
@@ -385,17 +397,15 @@ def mask_tokens(
 
 @torch.inference_mode()
 def _head(model: transformers.PreTrainedModel) -> nn.Module | None:
-    """All that follows the base model, one after the other; None where that is not what the model
-    makes of a token.
-    """
+    """The modules after the base model, in a row; None if they do not give the logits."""
     base = model.base_model_prefix
     head = nn.Sequential(*(part for name, part in model.named_children() if name != base))
-    ids, training = torch.ones(1, 8, dtype=torch.long, device=model.device), model.training
+    ids = torch.ones(1, 8, dtype=torch.long, device=model.device)
+    training = model.training
     model.eval()
     try:
-        alike = torch.allclose(
-            head(model.base_model(input_ids=ids).last_hidden_state), model(input_ids=ids).logits
-        )
+        hidden = model.base_model(input_ids=ids).last_hidden_state
+        alike = torch.allclose(head(hidden), model(input_ids=ids).logits)
     except (TypeError, RuntimeError, AttributeError):
         alike = False
     model.train(training)
@@ -404,7 +414,10 @@ def _head(model: transformers.PreTrainedModel) -> nn.Module | None:
 
 class _Run:
     def __init__(self, folder: Path, settings: Pretraining, device: str, seed: int):
-        self.folder, self.settings, self.seed, self.device = folder, settings, seed, device
+        self.folder = folder
+        self.settings = settings
+        self.seed = seed
+        self.device = device
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder / ".tokenizer", **LOCALLY
         )
@@ -421,19 +434,18 @@ class _Run:
         )
 
     def train(self) -> None:
-        for left in self.folder.glob(
-            f".unfinished-seed_{self.seed}-*"
-        ):  # by a process that was killed
+        # By a process that was killed.
+        for left in self.folder.glob(f".unfinished-seed_{self.seed}-*"):
             shutil.rmtree(left, ignore_errors=True)
         parts = {"model": self.model, "adam": self.adam, "schedule": self.schedule}
         log = loop.TrainingLog(table_path(self.folder, self.seed), COLUMNS, self.device, **parts)
-        kept, size = spread(self.settings.steps), self.settings.batch * self.settings.length
+        kept = spread(self.settings.steps)
+        size = self.settings.batch * self.settings.length
         for step in log.remaining(self.settings.steps, f"seed {self.seed}", first=0):
             rate = self.schedule.get_last_lr()[0] if step else 0.0
             loss = self._step(step) if step else None
-            log.rows.append(
-                [step, step * size, rate, loss, self._keep(step) if step in kept else None]
-            )
+            held_out = self._keep(step) if step in kept else None
+            log.rows.append([step, step * size, rate, loss, held_out])
         log.finish()
 
     def _step(self, step: int) -> float | None:
@@ -444,8 +456,9 @@ class _Run:
         return value
 
     def _losses(self, sequences: Int[Tensor, "sequence token"]) -> Float[Tensor, " predicted"]:
-        """Cross-entropy of each masked token, in nats; where it can be, the output layer is
-        computed for these only.
+        """Cross-entropy of each masked token, in nats.
+
+        Where it can be, the output layer is computed for these only.
         """
         masked = mask_tokens(sequences, self.ordinary, self.tokenizer.mask_token_id)
         ids, labels = (part.to(self.device) for part in masked)
@@ -455,9 +468,8 @@ class _Run:
             if self.head is None:
                 logits = self.model(input_ids=ids).logits[predicted]
             else:
-                logits = self.head(
-                    self.model.base_model(input_ids=ids).last_hidden_state[predicted]
-                )
+                hidden = self.model.base_model(input_ids=ids).last_hidden_state
+                logits = self.head(hidden[predicted])
         return functional.cross_entropy(logits.float(), labels[predicted], reduction="none")
 
     def _mean(self, losses: Float[Tensor, " predicted"], step: int) -> float | None:

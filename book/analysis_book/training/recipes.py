@@ -21,8 +21,7 @@ COLUMNS = ("model", "parameters", "steps", "metric", "score", "ci_low", "ci_high
 
 
 def trained(name: str) -> Path:
-    """The folder of a trained model: the one in ``data/models``, or else it is trained once and
-    kept.
+    """The folder of a trained model, which is trained once unless it is in ``data/models``.
 
     The folder is what ``save_pretrained`` makes: configuration, safetensors weights, and a
     tokenizer or image processor. In it, ``training.json`` says how the model was trained, and its
@@ -70,28 +69,30 @@ def train(name: str, folder: Path) -> "pd.DataFrame":
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
         with files.scratch(folder.parent, ".unfinished") as home:
-            _train(recipe, identity, unfinished := home / "model")
+            unfinished = home / "model"
+            _train(recipe, identity, unfinished)
             output = Output(unfinished, "train", (name,), RECORD)
             output.seal(*(path.name for path in unfinished.iterdir()))
             unfinished.rename(folder)
     base = identity["recipe"]
-    return _scores({name: folder, f"{base} (shipped)": files.data_directory() / "models" / base})
+    shipped = files.data_directory() / "models" / base
+    return _scores({name: folder, f"{base} (shipped)": shipped})
 
 
 def model_identity(name: str) -> str:
     """A short text that changes when the model of ``trained(name)`` would. Trains nothing."""
     _, identity, shipped = _recipe(name)
-    files = (
-        b"\0".join(path.read_bytes() for path in sorted(shipped.iterdir()))
-        if shipped
-        else _key(identity).encode()
-    )
-    return f"{identity['recipe']}@{hashlib.sha256(files).hexdigest()[:12]}"
+    if shipped:
+        content = b"\0".join(path.read_bytes() for path in sorted(shipped.iterdir()))
+    else:
+        content = _key(identity).encode()
+    return f"{identity['recipe']}@{hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def held_out_scores(names: Iterable[str]) -> "pd.DataFrame":
-    """How well each model trained here does on held-out data. Trains those that have not been
-    trained yet.
+    """The score of each model trained here on held-out data.
+
+    Those that have not been trained yet are trained.
 
     Args:
         names: as ``load_model`` takes them; models that are not trained here have no row.
@@ -110,19 +111,20 @@ def _scores(folders: dict[str, Path]) -> "pd.DataFrame":
     import pandas as pd
 
     rows = []
-    for name, record in (
-        (name, _record(folder)) for name, folder in folders.items() if (folder / RECORD).is_file()
-    ):
-        score = {**record["score"], "score": record["score"]["value"]}
-        score["metric"] = score["metric"].replace("_", " ")
-        rows.append(
-            {
-                "model": name,
-                "parameters": record["parameters"],
-                "steps": record["settings"]["steps"],
-                **score,
-            }
-        )
+    for name, folder in folders.items():
+        if not (folder / RECORD).is_file():
+            continue
+        record = _record(folder)
+        score = record["score"]
+        row = {
+            **score,
+            "model": name,
+            "parameters": record["parameters"],
+            "steps": record["settings"]["steps"],
+            "score": score["value"],
+            "metric": score["metric"].replace("_", " "),
+        }
+        rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -135,12 +137,15 @@ def _is_recipe(name: str) -> bool:
 
 
 def _recipe(name: str) -> tuple[Recipe, dict, Path | None]:
-    """The recipe with its changes; all that decides the weights but the versions; the folder if
-    that is shipped.
+    """The recipe with its changes, its identity, and the folder of its model if that is shipped.
+
+    The identity is all that decides the weights but the versions.
     """
-    if not (recipe := named_settings(name, RECIPES)):
+    recipe = named_settings(name, RECIPES)
+    if not recipe:
         raise AnalysisError(f"there is no recipe named {name}: {near_names(name, RECIPES)}")
-    base, data = name.partition("@")[0], corpora.data_identity(recipe.data)
+    base = name.partition("@")[0]
+    data = corpora.data_identity(recipe.data)
     identity = {"recipe": base, "settings": recipe.settings(), "data": data}
     folder = files.data_directory() / "models" / base
     shipped = (folder / RECORD).is_file() and identity.items() <= _record(folder).items()

@@ -1,6 +1,4 @@
-"""Runs of training by name, and their checkpoints: trained here, the MultiBERTs, Trainer's, or on
-the hub.
-"""
+"""Runs of training and their checkpoints: trained here, MultiBERTs, Trainer's, or on the hub."""
 
 import json
 import logging
@@ -44,9 +42,7 @@ NO_LOSSES = "remove it, and the losses are left out"
 
 
 class Checkpoint(NamedTuple):
-    """A model along a run: the seed of the run, the batches it has been trained on, and what
-    ``load_model`` takes.
-    """
+    """A model along a run, as ``load_model`` takes it; ``step`` counts the batches it has seen."""
 
     seed: int
     step: int
@@ -55,8 +51,9 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
-    """The checkpoints of a run by seed and step. A run of ``RUNS`` is trained first unless it is
-    finished.
+    """The checkpoints of a run by seed and step.
+
+    A run of ``RUNS`` is trained first unless it is finished.
 
     Args:
         run: a name of ``RUNS``, with other settings as in ``bert-4@steps=100``; ``multiberts``; the
@@ -73,14 +70,9 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
     run = _checked(run)
     seeds = seeds_of(run, seeds)
     if run == MULTIBERTS:
-        if wrong := [seed for seed in seeds if seed not in MULTIBERTS_SEEDS]:
-            raise AnalysisError(
-                f"the MultiBERTs have no checkpoints of seed {wrong[0]}: give seeds from 0 to 4"
-            )
-        steps = [(seed, step) for seed in seeds for step in MULTIBERTS_STEPS]
-        return [Checkpoint(s, 1000 * step, multibert(s, step)) for s, step in steps]
-    if found := _distinct(_of_trainer(run)) or _of_hub(run):
-        return found
+        return _of_multiberts(seeds)
+    if elsewhere := _distinct(_of_trainer(run)) or _of_hub(run):
+        return elsewhere
     folder, settings, about = _find(run)
     if settings is not None:
         # Imported where it is needed, since torch takes seconds.
@@ -89,27 +81,49 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
         from analysis_book.training.pretraining import pretrain
 
         pretrain(folder, settings, seeds=seeds, workers=torch.get_num_threads())
-    if missing := [seed for seed in seeds if not finished(table_path(folder, seed))]:
-        raise AnalysisError(
-            f"{run} has no seed {missing[0]} that is trained to its end: give `pretrain` its "
-            "settings with this seed, "
-            f"or leave the seed out"
-        )
+    for seed in seeds:
+        if not finished(table_path(folder, seed)):
+            raise AnalysisError(
+                f"{run} has no seed {seed} that is trained to its end: give `pretrain` its "
+                "settings with this seed, or leave the seed out"
+            )
     steps = about["settings"]["checkpoints"]
     # What was just trained is whole.
-    wanted = {} if settings else {"run": [], **{f"seed_{s}": left_by(s, steps) for s in seeds}}
-    if gone := [
-        path for name, left in wanted.items() for path in store.lost(seal_path(folder, name), *left)
-    ]:
-        raise AnalysisError(
-            f"{gone[0]} is missing or damaged: give `pretrain` the same settings and folder again "
-            "to mend it"
-        )
-    return [
-        Checkpoint(s, step, os.fspath(folder / f"seed_{s}-step_{step}"))
-        for s in seeds
-        for step in steps
-    ]
+    if settings is None:
+        _require_whole_run(folder, seeds, steps)
+    models = []
+    for seed in seeds:
+        for step in steps:
+            model = folder / f"seed_{seed}-step_{step}"
+            models.append(Checkpoint(seed, step, os.fspath(model)))
+    return models
+
+
+def _of_multiberts(seeds: Sequence[int]) -> list[Checkpoint]:
+    """The checkpoints of some seeds of the MultiBERTs."""
+    for seed in seeds:
+        if seed not in MULTIBERTS_SEEDS:
+            raise AnalysisError(
+                f"the MultiBERTs have no checkpoints of seed {seed}: give seeds from 0 to 4"
+            )
+    models = []
+    for seed in seeds:
+        for step in MULTIBERTS_STEPS:
+            models.append(Checkpoint(seed, 1000 * step, multibert(seed, step)))
+    return models
+
+
+def _require_whole_run(folder: Path, seeds: Sequence[int], steps: Sequence[int]) -> None:
+    """Refuse a run of which a file is missing or damaged."""
+    left = {"run": []}
+    for seed in seeds:
+        left[f"seed_{seed}"] = left_by(seed, steps)
+    for name, names in left.items():
+        for path in store.lost(seal_path(folder, name), *names):
+            raise AnalysisError(
+                f"{path} is missing or damaged: give `pretrain` the same settings and folder again "
+                "to mend it"
+            )
 
 
 def _checked(run: object) -> str:
@@ -118,8 +132,9 @@ def _checked(run: object) -> str:
 
 
 def seeds_of(run: str, seeds: Sequence[int]) -> list[int]:
-    """The seeds of a run that are asked for; what Trainer has left, or lies on the hub, is one run,
-    of seed 0.
+    """The seeds of a run that are asked for.
+
+    Checkpoints of Trainer, or on the hub, are one run, of seed 0.
     """
     wanted = require_seeds("seeds", seeds)
     if run == MULTIBERTS or not _trained_elsewhere(run) or wanted == [0]:
@@ -129,49 +144,53 @@ def seeds_of(run: str, seeds: Sequence[int]) -> list[int]:
 
 
 def _of_trainer(run: str) -> dict[int, Path]:
-    """What Trainer has left in a folder, by step, in order."""
-    folders = {
-        int(path.name[11:]): path
-        for path in Path(run).glob("checkpoint-*")
-        if path.name[11:].isdecimal()
-    }
+    """The checkpoints of Trainer in a folder, by step, in order."""
+    folders = {}
+    for path in Path(run).glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal():
+            folders[int(step)] = path
     return dict(sorted(folders.items()))
 
 
 def _distinct(folders: dict[int, Path]) -> list[Checkpoint]:
-    """Each state of the weights once, as of the first step that has it; the others are named in a
-    warning.
+    """Each state of the weights once, as of the first step that has it.
+
+    The others are named in a warning.
     """
-    found, known = [], {}
+    distinct = []
+    known = {}
     for step, path in folders.items():
         weights = file_hashes(path, ("*.safetensors",))
         first = known.setdefault(json.dumps(weights), path.name)
         if first == path.name or not weights:
-            found.append(Checkpoint(0, step, os.fspath(path)))
+            distinct.append(Checkpoint(0, step, os.fspath(path)))
         else:
             logging.getLogger(__name__).warning(
                 "note: %s has the weights of %s and is left out", path, first
             )
-    return found
+    return distinct
 
 
 def _of_hub(run: str) -> list[Checkpoint]:
-    """The revisions of a model of the hub, by the numbers in their names, or in their order where
-    one has none.
+    """The revisions of a model of the hub, by the numbers in their names.
+
+    Where one has none, they are counted in their order.
     """
     name, _, revisions = run.partition("@")
     if "/" not in name or not revisions or Path(run).exists():
         return []
     revisions = revisions.split(",")
     numbers = [re.findall(r"\d+", revision) for revision in revisions]
-    steps = [int(found[-1]) for found in numbers] if all(numbers) else range(len(revisions))
-    return sorted(
-        Checkpoint(0, step, name, revision) for step, revision in zip(steps, revisions, strict=True)
-    )
+    steps = range(len(revisions))
+    if all(numbers):
+        steps = [int(digits[-1]) for digits in numbers]
+    pairs = zip(steps, revisions, strict=True)
+    return sorted(Checkpoint(0, step, name, revision) for step, revision in pairs)
 
 
 def _trained_elsewhere(run: str) -> bool:
-    """Whether nothing is known of a run but its checkpoints."""
+    """True if nothing is known of a run but its checkpoints."""
     return run == MULTIBERTS or bool(_of_trainer(run) or _of_hub(run))
 
 
@@ -194,9 +213,10 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
     folder = _find(run)[0]
 
     def losses_of(path: Path) -> pd.DataFrame:
-        found = pd.read_csv(path)[[*COLUMNS]]
-        found.astype(float)
-        return found
+        table = pd.read_csv(path)[[*COLUMNS]]
+        # Refused if it holds anything but numbers.
+        table.astype(float)
+        return table
 
     parts = [
         files.read(table_path(folder, seed), losses_of).assign(seed=seed)[columns] for seed in seeds
@@ -205,7 +225,7 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
 
 
 def _trainer_state(run: str) -> Path | None:
-    """Where Trainer has logged the most steps: in its folder, or in its last checkpoint."""
+    """The longest log of Trainer: in its folder, or in its last checkpoint."""
     folders = [*_of_trainer(run).values()][-1:]
     if folders:
         folders.insert(0, Path(run))
@@ -224,7 +244,9 @@ def _logged(state: Path) -> "pd.DataFrame":
     steps: dict[int, dict[str, float]] = {}
     for entry in json.loads(state.read_text("utf-8"))["log_history"]:
         row = steps.setdefault(int(entry["step"]), {})
-        row |= {column: float(entry[name]) for name, column in LOGGED.items() if name in entry}
+        for name, column in LOGGED.items():
+            if name in entry:
+                row[column] = float(entry[name])
     rows = [{"step": step, **steps[step]} for step in sorted(steps)]
     table = pd.DataFrame(rows, columns=COLUMNS, dtype=float)
     has_loss = table[["loss", "held_out"]].notna().any(axis="columns")
@@ -232,8 +254,9 @@ def _logged(state: Path) -> "pd.DataFrame":
 
 
 def baselines(run: str) -> "pd.DataFrame":
-    """What counting gives on the held-out texts of a finished run, see :func:`n_gram_losses`; none
-    for MultiBERTs.
+    """The losses of counting on the held-out texts of a finished run, see :func:`n_gram_losses`.
+
+    Runs that were trained elsewhere have none.
     """
     import pandas as pd
 
@@ -256,9 +279,7 @@ def run_identity(run: str) -> str:
 
 
 def run_description(run: str) -> dict:
-    """How a run was, or would be, trained: settings, data and versions. Empty where that is not
-    known.
-    """
+    """The settings, data and versions of a run, trained or not; empty where they are not known."""
     run = _checked(run)
     if _trained_elsewhere(run):
         return {}
@@ -266,26 +287,23 @@ def run_description(run: str) -> dict:
 
 
 def _find(run: str) -> tuple[Path, Pretraining | None, dict]:
-    """The folder of a run; its settings if it is one of ``RUNS``; and how it was, or would be,
-    trained.
-    """
+    """The folder of a run, its settings if it is one of ``RUNS``, and its description."""
     if settings := named_settings(run, RUNS):
         about = settings.identity()
         return store.derived_folder(json.dumps(about, sort_keys=True), run), settings, about
     if not (Path(run) / DESCRIPTION).is_file():
         raise AnalysisError(
             f"there is no run {run!r}: {near_names(run, [*RUNS, MULTIBERTS])}; or give a folder of "
-            "pretrain "
-            "or of Trainer (with checkpoint-N in it), or revisions of a model, "
+            "pretrain or of Trainer (with checkpoint-N in it), or revisions of a model, "
             "owner/name@REVISION,REVISION"
         )
-    about, remedy = files.read_json(path := Path(run) / DESCRIPTION), "pretrain into another folder"
+    path = Path(run) / DESCRIPTION
+    about = files.read_json(path)
     settings = about.get("settings")
     steps = settings.get("checkpoints") if isinstance(settings, dict) else None
-    if (
-        not isinstance(steps, list)
-        or not all(type(step) is int and step >= 0 for step in steps)
-        or not steps
-    ):
-        raise AnalysisError(f"{path} lists no checkpoints, each by its step: {remedy}")
+    is_list = isinstance(steps, list) and bool(steps)
+    if not is_list or not all(type(step) is int and step >= 0 for step in steps):
+        raise AnalysisError(
+            f"{path} lists no checkpoints, each by its step: pretrain into another folder"
+        )
     return Path(run), None, about

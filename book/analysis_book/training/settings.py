@@ -1,6 +1,4 @@
-"""What is trained, as settings that have a name, and the folder of a training. It imports no
-torch.
-"""
+"""Named settings of trainings, and the folder of a training. It imports no torch."""
 
 import dataclasses
 import importlib.metadata
@@ -25,7 +23,8 @@ from analysis_lib.errors import (
 from analysis_lib.models.folders import weights_identity
 
 # They count changes of how models are trained that the settings do not show.
-PRETRAINING, RECIPE = 2, 2
+PRETRAINING = 2
+RECIPE = 2
 # Of a vocabulary of word pieces, in their order.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -43,14 +42,9 @@ def named_settings(name: str, known: Mapping[str, Settings]) -> Settings | None:
     base, *changes = name.split("@")
     if base not in known:
         return None
-    given, choices = (
-        {},
-        [
-            setting.name
-            for setting in dataclasses.fields(known[base])
-            if setting.type in (int, float)
-        ],
-    )
+    fields = dataclasses.fields(known[base])
+    choices = [setting.name for setting in fields if setting.type in (int, float)]
+    given = {}
     for change in changes:
         setting, _, value = change.partition("=")
         if setting not in choices:
@@ -58,9 +52,8 @@ def named_settings(name: str, known: Mapping[str, Settings]) -> Settings | None:
         if setting in given:
             raise AnalysisError(f"{name} sets {setting} twice: give it once")
         try:
-            given[setting] = (
-                decimal_number(value) if "." in value or "e" in value else whole_number(value)
-            )
+            read = decimal_number if "." in value or "e" in value else whole_number
+            given[setting] = read(value)
         except ValueError:
             raise AnalysisError(
                 f"{name}: {change!r} is not a setting: write {base}@steps=50@seed=1"
@@ -91,7 +84,7 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained.
+    """The settings of a small model.
 
     Attributes:
         description: a line for the reader.
@@ -127,12 +120,10 @@ class Recipe:
 
     def settings(self) -> dict:
         """All that decides the weights, except data and versions."""
-        kept = {
-            name: value
-            for name, value in dataclasses.asdict(self).items()
-            if name not in ("description", "data")
-        }
-        return {**kept, "version": RECIPE}
+        settings = dataclasses.asdict(self)
+        del settings["description"]
+        del settings["data"]
+        return {**settings, "version": RECIPE}
 
 
 @dataclass(frozen=True)
@@ -198,29 +189,22 @@ class Pretraining:
 
     def identity(self) -> dict:
         """All that decides the weights of a run, except its seed: settings, data and versions."""
-        settings = {
-            **dataclasses.asdict(self),
-            "checkpoints": spread(self.steps),
-            "version": PRETRAINING,
-        }
-        # Of a later version, as they are by default.
-        settings = {
-            name: value
-            for name, value in settings.items()
-            if value or name not in ("cased", "tokenizer")
-        }
-        read_by = {"tokenizer": weights_identity(self.tokenizer)} if self.tokenizer else {}
-        return {
-            "settings": settings,
-            "data": corpora.data_identity(self.data),
-            **read_by,
-            "versions": versions(),
-        }
+        settings = dataclasses.asdict(self)
+        # Settings of a later version: at their defaults, a run is what it was without them.
+        for name in ("cased", "tokenizer"):
+            if not settings[name]:
+                del settings[name]
+        settings["checkpoints"] = spread(self.steps)
+        settings["version"] = PRETRAINING
+        identity = {"settings": settings, "data": corpora.data_identity(self.data)}
+        if self.tokenizer:
+            identity["tokenizer"] = weights_identity(self.tokenizer)
+        identity["versions"] = versions()
+        return identity
 
 
 def spread(steps: int) -> list[int]:
-    """The steps at which a run keeps its weights: dense early, like the MultiBERTs' intermediate
-    checkpoints.
+    """The steps at which a run keeps its weights: dense early, like those of the MultiBERTs.
 
     They are the start, every hundredth of the run up to a tenth of it, and every twentieth after
     that (Sellam et al. 2022: of 2 million steps every 20,000, and every 100,000 after 200,000).
@@ -228,7 +212,8 @@ def spread(steps: int) -> list[int]:
     >>> spread(200)[:13]
     [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 30, 40]
     """
-    return sorted({round(steps * percent / 100) for percent in (*range(11), *range(15, 101, 5))})
+    percents = [*range(11), *range(15, 101, 5)]
+    return sorted({round(steps * percent / 100) for percent in percents})
 
 
 RECIPES = files.entries("recipes.yml", Recipe)
@@ -241,7 +226,8 @@ RUNS = files.entries("runs.yml", Pretraining)
 RECORD = "training.json"
 # Of a pretraining run: what it was made from, the columns of its losses, and the losses of
 # counting.
-DESCRIPTION, COLUMNS = "pretraining.json", ("step", "tokens", "learning_rate", "loss", "held_out")
+DESCRIPTION = "pretraining.json"
+COLUMNS = ("step", "tokens", "learning_rate", "loss", "held_out")
 BASELINES = "baselines.csv"
 
 
@@ -252,11 +238,12 @@ def table_path(folder: Path, seed: int) -> Path:
 
 def left_by(seed: int, steps: Iterable[int]) -> list[str]:
     """Files of a seed of a run, of which one is in every folder; the losses come first."""
-    return [f"seed_{seed}.csv", *(f"seed_{seed}-step_{step}/config.json" for step in steps)]
+    configurations = [f"seed_{seed}-step_{step}/config.json" for step in steps]
+    return [f"seed_{seed}.csv", *configurations]
 
 
 def holds(description: Path, identity: dict) -> bool:
-    """Whether the folder of a description holds the training with this identity.
+    """True if the folder of a description holds the training with this identity.
 
     If it does not, the folder is empty but for hidden files, or does not exist.
     """
@@ -264,37 +251,37 @@ def holds(description: Path, identity: dict) -> bool:
     if folder.exists() and not folder.is_dir():
         raise AnalysisError(f"{folder} is a file: give a folder")
     if not description.is_file():
-        if left := sorted(path.name for path in folder.glob("*") if not path.name.startswith(".")):
+        visible = [path.name for path in folder.glob("*") if not path.name.startswith(".")]
+        if visible:
             raise AnalysisError(
-                f"{folder} holds {left[0]} and no training: give an empty folder, or a new one"
+                f"{folder} holds {min(visible)} and no training: give an empty folder, or a new one"
             )
         return False
     import pandas as pd
 
-    # By their place, as in settings.steps.
-    (theirs,) = pd.json_normalize(files.read_json(description, "give another folder")).to_dict(
-        "records"
-    )
-    (ours,) = pd.json_normalize(json.loads(json.dumps(identity))).to_dict("records")
+    def flat(nested: dict) -> dict:
+        # Settings by their path, as in settings.steps.
+        (row,) = pd.json_normalize(nested).to_dict("records")
+        return row
+
+    theirs = flat(files.read_json(description, "give another folder"))
+    ours = flat(json.loads(json.dumps(identity)))
     for name in ours | theirs:
-        found, wanted = theirs.get(name), ours.get(name)
-        if found != wanted:
+        if theirs.get(name) != ours.get(name):
             raise AnalysisError(
-                f"{folder} holds a training whose {name} is {found}, not {wanted}: give another "
-                "folder"
+                f"{folder} holds a training whose {name} is {theirs.get(name)}, not "
+                f"{ours.get(name)}: give another folder"
             )
     return True
 
 
 def finished(table: Path) -> bool:
-    """Whether the training that writes this table has come to its end."""
+    """True if the training that writes this table has come to its end."""
     return table.exists() and not state_path(table).exists()
 
 
 def seal_path(folder: Path, name: str) -> Path:
-    """The hidden file in which files of a training are sealed under a name, see
-    :func:`analysis_lib.store.seal`.
-    """
+    """The hidden file of a seal of a training, see :func:`analysis_lib.store.seal`."""
     return folder / f".{name}.sha256"
 
 

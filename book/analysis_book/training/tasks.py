@@ -1,4 +1,4 @@
-"""What the models of the recipes learn: data, inputs with labels, and a score on held-out data."""
+"""Tasks of the small models: data, inputs with labels, and a score on held-out data."""
 
 import dataclasses
 import itertools
@@ -32,9 +32,7 @@ EVALUATION_BATCH = 64
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """How well a model does on held-out images or sentences, with its 95 % interval over these
-    items.
-    """
+    """The score of a model on held-out images or sentences, with its 95 % interval over these."""
 
     metric: str  # ``accuracy`` (share of items) or ``bits_per_byte``
     value: float
@@ -48,16 +46,17 @@ class HeldOutScore:
 class Task(ABC):
     """Training data as a model reads it, and the score on held-out data."""
 
-    head: ClassVar[
-        type
-    ]  # the transformers class that builds the model with its head from a configuration
-    sizes: dict  # the part of the configuration that the data decide
-    preprocessor: object  # the tokenizer or image processor that is saved with the model
+    # The class of transformers that builds the model with its head from a configuration.
+    head: ClassVar[type]
+    # The part of the configuration that the data decide.
+    sizes: dict
+    # The tokenizer or image processor that is saved with the model.
+    preprocessor: object
     train: list
-    test: list  # held out
-    lengths: Int[
-        Tensor, " example"
-    ]  # of each training example, in the unit that decides the cost of a batch
+    # Held out.
+    test: list
+    # Of each training example, in the unit that decides the cost of a batch.
+    lengths: Int[Tensor, " example"]
 
     @abstractmethod
     def inputs(self, examples: Sequence) -> dict[str, Tensor]:
@@ -68,9 +67,7 @@ class Task(ABC):
         """The score of the model on the held-out examples."""
 
     def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
-        """Inputs of about ``size`` examples of similar length, epoch after epoch, each in a new
-        order.
-        """
+        """Inputs of about ``size`` examples of similar length, each epoch in a new order."""
         while True:
             chunks = []
             for pool in torch.randperm(len(self.lengths)).split(32 * size):
@@ -82,8 +79,9 @@ class Task(ABC):
 
     @torch.inference_mode()
     def predictions(self, model: transformers.PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits and labels of the held-out examples, batch by batch. Leaves the model in
-        evaluation mode.
+        """Logits and labels of the held-out examples, batch by batch.
+
+        It leaves the model in evaluation mode.
         """
         model.eval()
         for start in range(0, len(self.test), EVALUATION_BATCH):
@@ -93,7 +91,7 @@ class Task(ABC):
 
 
 class Digits(Task):
-    """Which digit an image of scikit-learn's handwritten digits shows.
+    """The digit that an image of scikit-learn's handwritten digits shows.
 
     The 8x8 pixels are scaled up to 32x32, so that networks whose first layers divide height and
     width by four (ResNet, ConvNeXt) begin with maps of 8x8. In training every image is turned,
@@ -104,32 +102,36 @@ class Digits(Task):
     head = transformers.AutoModelForImageClassification
     sizes: ClassVar = {"num_labels": 10, "num_channels": 1}
     SIDE = 32
-    TURN, SCALE, SHIFT = math.radians(10), 0.1, 0.125  # at most; the shift in half sides
+    # At most; the shift in half sides.
+    TURN = math.radians(10)
+    SCALE = 0.1
+    SHIFT = 0.125
 
     def __init__(self, data: str) -> None:
         side = {"height": self.SIDE, "width": self.SIDE}
         self.preprocessor = transformers.ViTImageProcessorPil(
             size=side, image_mean=[0.5], image_std=[0.5]
         )
-        self.train, self.test = (
-            [
-                (self._read(item), label)
-                for item, label in zip(corpus.items, corpus.labels, strict=True)
-            ]
-            for corpus in (load_corpus(data), load_corpus(self.HELD_OUT))
-        )
+        self.train = self._examples(data)
+        self.test = self._examples(self.HELD_OUT)
         self.lengths = torch.ones(len(self.train), dtype=int)
+
+    def _examples(self, data: str) -> list[tuple[Float[Tensor, "channel side side"], int]]:
+        corpus = load_corpus(data)
+        images = map(self._read, corpus.items)
+        return list(zip(images, corpus.labels, strict=True))
 
     def _read(self, item: object) -> Float[Tensor, "channel side side"]:
         return self.preprocessor(item.load(), return_tensors="pt")["pixel_values"][0]
 
     def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
-        correct = sum(
-            int((logits.argmax(1) == labels).sum()) for logits, labels in self.predictions(model)
-        )
-        most, items = Counter(label for _, label in self.test).most_common(1)[0][1], len(self.test)
-        found = share(correct, items)
-        return HeldOutScore("accuracy", *found.row, items, most / items)
+        correct = 0
+        for logits, labels in self.predictions(model):
+            correct += int((logits.argmax(1) == labels).sum())
+        counts = Counter(label for _, label in self.test)
+        items = len(self.test)
+        accuracy = share(correct, items)
+        return HeldOutScore("accuracy", *accuracy.row, items, max(counts.values()) / items)
 
     def inputs(self, examples: Sequence) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
@@ -160,11 +162,11 @@ BOUNDARY = "<|endoftext|>"
 
 
 class NextToken(Task):
-    """Each token of a sentence of Wikipedia from those before it. Every sentence is a sequence of
-    its own.
+    """Each token of a sentence of Wikipedia from those before it.
 
-    The last 50 of every 2,000 sentences are held out: in a row, so that few share a paragraph with
-    training. Sentences of more than 256 bytes are left out, whatever the vocabulary.
+    Every sentence is a sequence of its own. The last 50 of every 2,000 sentences are held out: in a
+    row, so that few share a paragraph with training. Sentences of more than 256 bytes are left out,
+    whatever the vocabulary.
 
     Args:
         data: the corpus to train on, as ``load_corpus`` takes it.
@@ -172,61 +174,53 @@ class NextToken(Task):
     """
 
     head = transformers.AutoModelForCausalLM
-    LONGEST, STRETCH, HELD_OUT = 256, 2000, 50
+    LONGEST = 256
+    STRETCH = 2000
+    HELD_OUT = 50
 
     def __init__(self, data: str, vocabulary: int) -> None:
         sentences = [text for text in load_corpus(data).texts if len(text.encode()) <= self.LONGEST]
         held_out = np.arange(len(sentences)) % self.STRETCH >= self.STRETCH - self.HELD_OUT
-        train, test = (
-            list(itertools.compress(sentences, chosen)) for chosen in (~held_out, held_out)
-        )
-        tokenizer = self.preprocessor = byte_pairs(train, vocabulary)
-        test.sort(
-            key=lambda text: len(tokenizer.tokenize(text))
-        )  # So that there is little padding.
-        self.train, self.test = (
-            [torch.tensor(ids) for ids in tokenizer(part)["input_ids"]] for part in (train, test)
-        )
+        train = list(itertools.compress(sentences, ~held_out))
+        test = list(itertools.compress(sentences, held_out))
+        tokenizer = byte_pairs(train, vocabulary)
+        self.preprocessor = tokenizer
+        # So that there is little padding.
+        test.sort(key=lambda text: len(tokenizer.tokenize(text)))
+        self.train = [torch.tensor(ids) for ids in tokenizer(train)["input_ids"]]
+        self.test = [torch.tensor(ids) for ids in tokenizer(test)["input_ids"]]
         self.test_bytes = np.array([float(len(text.encode())) for text in test])
         self.lengths = torch.tensor([len(ids) for ids in self.train])
         self.sizes = {
             "vocab_size": len(tokenizer),
             # No more than are trained: the embedding of a later position would stay random.
             "max_position_embeddings": int(self.lengths.max()),
-            **{
-                f"{name}_token_id": getattr(tokenizer, f"{name}_token_id")
-                for name in ("bos", "eos", "pad")
-            },
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
         }
 
     def inputs(self, examples: Sequence[Tensor]) -> dict[str, Tensor]:
         inputs = padded([{"input_ids": ids} for ids in examples], self.preprocessor.pad_token_id)
-        return {
-            **inputs,
-            "labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORED),
-        }
+        padding = inputs["attention_mask"] == 0
+        return {**inputs, "labels": inputs["input_ids"].masked_fill(padding, IGNORED)}
 
     def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
-        nats = [
+        nats = []
+        for logits, labels in self.predictions(model):
+            by_class = logits[:, :-1].transpose(1, 2)
             # Labels that are ignored, those of the padding, have a loss of 0.
-            functional.cross_entropy(
-                logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none"
-            )
-            .double()
-            .sum(1)
-            for logits, labels in self.predictions(model)
-        ]
+            losses = functional.cross_entropy(by_class, labels[:, 1:], reduction="none")
+            nats.append(losses.double().sum(1))
         bits = torch.cat(nats).numpy() / math.log(2)
+        predicted = torch.cat([ids[1:] for ids in self.train])
         # One more of each, so that none is impossible.
-        counts = (
-            torch.cat([ids[1:] for ids in self.train]).bincount(minlength=len(self.preprocessor))
-            + 1
-        )
+        counts = predicted.bincount(minlength=len(self.preprocessor)) + 1
         counts[self.preprocessor.pad_token_id] = 0
         unigrams = -(counts / counts.sum()).log2().double()
         baseline = sum(unigrams[ids[1:]].sum().item() for ids in self.test) / self.test_bytes.sum()
-        found = ratio(bits, self.test_bytes)
-        return HeldOutScore("bits_per_byte", *found.row, len(bits), float(baseline))
+        bits_per_byte = ratio(bits, self.test_bytes)
+        return HeldOutScore("bits_per_byte", *bits_per_byte.row, len(bits), float(baseline))
 
 
 def byte_pairs(sentences: Sequence[str], vocabulary: int) -> transformers.PreTrainedTokenizerFast:
@@ -277,7 +271,8 @@ def train(recipe: Recipe, identity: dict, folder: Path) -> None:
             adam, recipe.steps // 10, recipe.steps
         )
         batches = task.batches(recipe.batch)
-        for _ in (shown := bar(range(recipe.steps), identity["recipe"], unit="step")):
+        shown = bar(range(recipe.steps), identity["recipe"], unit="step")
+        for _ in shown:
             loss = model(**next(batches)).loss
             loop.descend(loss, model, schedule)
             shown.set_postfix(loss=loss.item(), refresh=False)

@@ -1,5 +1,6 @@
-"""Text classifiers: a fine-tuned encoder, or blocks of self-attention only (Fosse et al. 2023, sec.
-2.2 and 2.3).
+"""Text classifiers: a fine-tuned encoder, or blocks of self-attention only.
+
+Source: Fosse et al. 2023, sec. 2.2 and 2.3.
 """
 
 import copy
@@ -43,17 +44,19 @@ from analysis_lib.models.tokenization import Encoded, Tokenizer, encoded, padded
 
 # Counts changes of how classifiers are trained that the settings do not show.
 VERSION = 4
-DESCRIPTION, TABLE = "classifier.json", "epochs.csv"
+DESCRIPTION = "classifier.json"
+TABLE = "epochs.csv"
 COLUMNS = ("epoch", "loss", "accuracy")
 # Folders of a classifier of self-attention before its first epoch, and after its last.
-INITIAL, LAST = "initial", "last"
+INITIAL = "initial"
+LAST = "last"
 # Of similar length: in larger batches a few long texts make padding half of the work.
 EVALUATION_BATCH = 32
 
 
 @dataclass(frozen=True)
 class Classification:
-    """How a classifier is trained. The defaults are the paper's values where it gives any.
+    """The settings of a classifier; the defaults are the paper's values where it gives any.
 
     Attributes:
         learning_rate: of Adam.
@@ -124,7 +127,8 @@ def finetune(
 
     def build(classes: Sequence[str]) -> tuple[transformers.PreTrainedModel, Tokenizer]:
         config = copy.deepcopy(model.model.config)
-        config.num_labels, config.problem_type = len(classes), "single_label_classification"
+        config.num_labels = len(classes)
+        config.problem_type = "single_label_classification"
         config.pad_token_id = model.tokenizer.pad_token_id
         classifier = transformers.AutoModelForSequenceClassification.from_config(
             config, dtype=torch.float32
@@ -161,11 +165,11 @@ def self_attention(
     device: str | None = None,
     **settings,
 ) -> Path:
-    """Train a classifier of self-attention only: blocks of one head over the whole width, then a
-    dense layer on [CLS].
+    """Train a classifier of self-attention only, with a dense layer on [CLS].
 
-    What is not said here is as for :func:`finetune`. The folder also holds the model before the
-    first epoch, in ``initial``, and after the last, in ``last``.
+    A block has one head over the whole width, and nothing else. What is not said here is as for
+    :func:`finetune`. The folder also holds the model before the first epoch, in ``initial``, and
+    after the last, in ``last``.
 
     Args:
         train: with classes. The word pieces are learned from it, too.
@@ -182,8 +186,10 @@ def self_attention(
     block = _checked_block(block)
 
     def build(classes: Sequence[str]) -> tuple[transformers.PreTrainedModel, Tokenizer]:
-        pairs = [item if isinstance(item, Pair) else (item,) for item in train.items]
-        tokenizer = word_pieces([text for pair in pairs for text in pair], vocabulary)
+        texts = []
+        for item in train.items:
+            texts += item if isinstance(item, Pair) else [item]
+        tokenizer = word_pieces(texts, vocabulary)
         config = SelfAttentionConfig(
             vocab_size=len(tokenizer),
             num_hidden_layers=layers,
@@ -234,21 +240,22 @@ def _trained(
 ) -> Path:
     _refuse_classes(train, validation)
     device = devices.usable(device)
-    folder = None if folder is None else require_path("folder", folder)
+    if folder is not None:
+        folder = require_path("folder", folder)
     identity = {
         "classifier": architecture,
         "settings": {**dataclasses.asdict(settings), "version": VERSION},
         "train": train.sha256,
-        "classes": [list(corpus.classes) for corpus in (train, validation)],
+        "classes": [list(train.classes), list(validation.classes)],
         "labels": hashlib.sha256(repr((train.labels, validation.labels)).encode()).hexdigest(),
         "validation": validation.sha256,
         "versions": versions(),
     }
-    if (kind := torch.device(device).type) != "cpu":
+    kind = torch.device(device).type
+    if kind != "cpu":
         identity["device"] = kind
     if folder is None:
         folder = store.derived_folder(json.dumps(identity, sort_keys=True), "classifier")
-    folder = Path(folder)
     with files.alone(folder / ".classifier.lock"), files.writing(folder), loop.isolated(device):
         if not (holds(folder / DESCRIPTION, identity) and finished(folder / TABLE)):
             transformers.utils.logging.disable_progress_bar()
@@ -257,22 +264,19 @@ def _trained(
             model.config.id2label = dict(enumerate(train.classes))
             model.config.label2id = {name: label for label, name in enumerate(train.classes)}
             longest = _longest_read(model, settings.longest)
-            examples = [
+            examples = []
+            for corpus in (train, validation):
                 # By name: a split that lacks a class numbers the others differently.
-                (
-                    encode(corpus, tokenizer, longest),
-                    [train.classes.index(corpus.classes[i]) for i in corpus.labels],
-                )
-                for corpus in (train, validation)
-            ]
+                labels = [train.classes.index(corpus.classes[label]) for label in corpus.labels]
+                examples.append((encode(corpus, tokenizer, longest), labels))
             # Only now, since a classifier that cannot be built leaves the folder to another one.
             files.write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
-            Output(folder, "classifier", (train.name, validation.name), DESCRIPTION).seal(
-                DESCRIPTION
-            )
-            for home in ("", INITIAL, LAST)[: 3 if ends else 1]:
-                tokenizer.save_pretrained(folder / home)
+            output = Output(folder, "classifier", (train.name, validation.name), DESCRIPTION)
+            output.seal(DESCRIPTION)
+            tokenizer.save_pretrained(folder)
             if ends:
+                tokenizer.save_pretrained(folder / INITIAL)
+                tokenizer.save_pretrained(folder / LAST)
                 # A training that resumes has built the same model again.
                 model.save_pretrained(folder / INITIAL)
             log = _fit(folder, model.to(device), *examples, settings)
@@ -320,7 +324,9 @@ def _fit(
     settings: Classification,
 ) -> loop.TrainingLog:
     """Train the model, and write its best state; what is returned has yet to be finished."""
-    (texts, labels), labels_to_find = train, torch.tensor(validation[1])
+    texts, labels = train
+    unseen_texts, unseen_labels = validation
+    unseen_labels = torch.tensor(unseen_labels)
     adam = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)
     best = copy.deepcopy(model)
     log = loop.TrainingLog(
@@ -337,9 +343,8 @@ def _fit(
             adam.zero_grad()
             loss.backward()
             adam.step()
-        right = (
-            (predict_encoded(model.eval(), validation[0]) == labels_to_find).double().mean().item()
-        )
+        predicted = predict_encoded(model.eval(), unseen_texts)
+        right = (predicted == unseen_labels).double().mean().item()
         log.rows.append([epoch, sum(losses) / len(losses), right])
         accuracies = [accuracy for _, _, accuracy in log.rows]
         since_best = len(accuracies) - 1 - accuracies.index(max(accuracies))
@@ -352,10 +357,12 @@ def _fit(
 
 
 def batches(texts: Sequence[Sequence], size: int) -> list[list[int]]:
-    """All texts once, ``size`` of similar length at a time, in an order drawn from torch's random
-    numbers.
+    """All texts once, ``size`` of similar length at a time.
+
+    Their order is drawn from torch's random numbers.
     """
-    lengths, chunks = torch.tensor([*map(len, texts)]), []
+    lengths = torch.tensor([*map(len, texts)])
+    chunks = []
     size = min(size, len(lengths))
     for pool in torch.randperm(len(lengths)).split(32 * size):
         chunks += pool[lengths[pool].argsort(stable=True)].split(size)
@@ -372,17 +379,13 @@ def inputs(
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> list[Encoded]:
     """The texts as the classifier reads them: no more than ``longest`` tokens of each."""
-    texts = (
-        text.beginning(longest)
-        for text in encoded(corpus.name, tokenizer, corpus.items, longest, cut=True)
-    )
-    # As tensors now, and not in every batch of every epoch.
-    return [
-        dataclasses.replace(
-            text, columns={name: torch.tensor(column) for name, column in text.columns.items()}
-        )
-        for text in texts
-    ]
+    texts = []
+    for whole in encoded(corpus.name, tokenizer, corpus.items, longest, cut=True):
+        text = whole.beginning(longest)
+        # As tensors now, and not in every batch of every epoch.
+        tensors = {name: torch.tensor(column) for name, column in text.columns.items()}
+        texts.append(dataclasses.replace(text, columns=tensors))
+    return texts
 
 
 def _longest_read(model: transformers.PreTrainedModel, longest: int) -> int:
@@ -394,8 +397,9 @@ def predict_encoded(
 ) -> Int[Tensor, " text"]:
     """The class that the model predicts for each text."""
     predicted = torch.empty(len(texts), dtype=torch.long)
+    by_length = torch.tensor([*map(len, texts)]).argsort(stable=True)
     with torch.inference_mode():
-        for part in torch.tensor([*map(len, texts)]).argsort(stable=True).split(EVALUATION_BATCH):
+        for part in by_length.split(EVALUATION_BATCH):
             predicted[part] = model(**inputs(model, texts, part)).logits.argmax(-1).cpu()
     return predicted
 
@@ -458,12 +462,14 @@ def predict(
 
 
 def accuracy(predictions: pd.DataFrame) -> dict[str, float]:
-    """The share of texts whose class is predicted, with Wilson's 95 % interval: accuracy, ci_low
-    and ci_high.
+    """The share of texts whose class is predicted, with Wilson's 95 % interval.
+
+    Returns:
+        accuracy, ci_low and ci_high.
     """
     is_table = isinstance(predictions, pd.DataFrame) and {"label", "predicted"} <= {*predictions}
     if not is_table or predictions.empty:
         raise AnalysisError(f"the predictions are {shown(predictions)}: give the table of predict")
     right = int((predictions["label"] == predictions["predicted"]).sum())
-    found = share(right, len(predictions))
-    return {"accuracy": found.value, "ci_low": found.ci_low, "ci_high": found.ci_high}
+    estimate = share(right, len(predictions))
+    return {"accuracy": estimate.value, "ci_low": estimate.ci_low, "ci_high": estimate.ci_high}

@@ -20,14 +20,14 @@ _START = "\ue000"
 def word_pieces(
     texts: Iterable[str], vocabulary: int, cased: bool = False
 ) -> transformers.BertTokenizer:
-    """A BERT tokenizer whose word pieces are learned from the texts, which lower-cases unless it is
-    to be cased.
+    """A BERT tokenizer whose word pieces are learned from the texts.
 
-    Words are cut as BERT cuts them, and the most frequent pair of pieces is merged again and again,
-    which is what the trainers of WordPiece in use do. Not by tokenizers' own trainer of word
-    pieces, which finds others from run to run (its issue 1794): its trainer of byte pairs does not,
-    as long as no piece has a prefix. So the beginning of a word is marked by a character instead,
-    and what does not begin with it becomes a ``##`` piece afterwards.
+    It lower-cases unless it is to be cased. Words are cut as BERT cuts them, and the most frequent
+    pair of pieces is merged again and again, which is what the trainers of WordPiece in use do. Not
+    by tokenizers' own trainer of word pieces, which finds others from run to run (its issue 1794):
+    its trainer of byte pairs does not, as long as no piece has a prefix. So the beginning of a word
+    is marked by a character instead, and what does not begin with it becomes a ``##`` piece
+    afterwards.
 
     Args:
         vocabulary: how many pieces there are at most, special tokens included.
@@ -46,19 +46,19 @@ def word_pieces(
 # Classifiers of the same texts, which differ in width or seed, are trained one after the other.
 @lru_cache(maxsize=4)
 def _learned(texts: tuple[str, ...], vocabulary: int, cased: bool) -> list[str]:
-    normalize, split = (
-        normalizers.BertNormalizer(lowercase=not cased).normalize_str,
-        pre_tokenizers.BertPreTokenizer().pre_tokenize_str,
-    )
-    words = Counter(word for text in texts for word, _ in split(normalize(text)))
+    normalizer = normalizers.BertNormalizer(lowercase=not cased)
+    splitter = pre_tokenizers.BertPreTokenizer()
+    words = Counter()
+    for text in texts:
+        parts = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+        words.update(word for word, _ in parts)
     letters = Counter(letter for word in words.elements() for letter in word)
     alphabet = sorted(sorted(letters), key=lambda letter: -letters[letter])[:ALPHABET]
     pieces = dict.fromkeys([*SPECIAL, *alphabet, *(f"##{letter}" for letter in alphabet)])
     if len(pieces) > vocabulary:
         raise AnalysisError(
             f"a vocabulary of {vocabulary} has no room for the {len(alphabet)} characters of the "
-            "texts: "
-            f"give {len(pieces)} or more"
+            f"texts: give {len(pieces)} or more"
         )
     known = set(alphabet)
     lines = (
