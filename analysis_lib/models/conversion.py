@@ -12,9 +12,7 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import torch
@@ -79,12 +77,7 @@ def from_gguf(sources: Sequence[str], folder: Path) -> None:
     same file.
     """
     require_extra("packages", "gguf")
-    import gguf
-
-    # transformers reads the whole file for the model, its configuration and its tokenizer, and
-    # draws up all names once per module.
-    once = {name: cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")}
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, mock.patch.multiple(gguf, **once):
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         (Path(scratch) / "model.gguf").write_bytes(_content(sources, "*.gguf"))
         where = {
             "pretrained_model_name_or_path": scratch,

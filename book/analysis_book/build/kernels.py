@@ -9,7 +9,6 @@ import tempfile
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from unittest import mock
 
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
@@ -86,10 +85,19 @@ def folder_for_sockets() -> str:
 def start_server(imported: list[str]) -> None:
     """Start the process of which others are copies, with modules imported, unless it runs."""
     forkserver.set_forkserver_preload(imported)
+    before = dict(os.environ)
+    usual = tempfile.tempdir
+    os.environ.update(SETTINGS)
     # It listens at a socket, too.
-    there = mock.patch.object(tempfile, "tempdir", folder_for_sockets())
-    with mock.patch.dict(os.environ, SETTINGS), there, undisturbed():
-        forkserver.ensure_running()
+    tempfile.tempdir = folder_for_sockets()
+    try:
+        with undisturbed():
+            forkserver.ensure_running()
+    finally:
+        tempfile.tempdir = usual
+        for name in SETTINGS.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 class _Copied(LocalProvisioner):
