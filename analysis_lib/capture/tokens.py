@@ -141,7 +141,7 @@ class Tokens:
         kind = self.kind_masks.argmax(1)
         last = len(self.runs) * len(self.kinds)
         lengths = torch.tensor([rows.stop - rows.start for _, rows in self.runs])
-        run = torch.arange(len(self.runs)).repeat_interleave(lengths)
+        run = torch.arange(len(self.runs)).repeat_interleave(lengths, output_size=len(self.groups))
         bags = run.to(kind.device).unsqueeze(1) * len(self.kinds) + kind
         bags, order = torch.where(self.mask, bags, last).flatten().sort(stable=True)
         return order, torch.searchsorted(bags, torch.arange(last + 1, device=bags.device))
