@@ -604,7 +604,8 @@ class Attention:
     tokens x d', after rotation and normalisation; ``weights`` and each of ``terms`` heads x queries
     x keys; ``allowed`` queries x keys. ``contributions`` is C summed over the queries that count,
     heads x keys x width, and ``pairs`` how many those are for each key. ``counted`` says which
-    queries count, ``counted_keys`` which keys count as vectors.
+    queries count, ``counted_keys`` which keys count as vectors. ``ids`` are what the tokens of
+    queries and keys were read as, if they were read.
     """
 
     read: np.ndarray
@@ -617,6 +618,7 @@ class Attention:
     contributions: np.ndarray
     pairs: np.ndarray
     terms: dict[str, np.ndarray]
+    ids: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -943,6 +945,13 @@ class Reference:
             return np.array(["cls"] + ["other"] * (count - 1))
         return _token_types(self.family, self.model, step, count)
 
+    def _ids(self, step: Step, ids: list[int] | None) -> np.ndarray | None:
+        """What the tokens of a stack were read as; None where they stand for no token of a text."""
+        kind = self.family.tokens(self.model, step)
+        if kind == "shifted":
+            return np.array([self.model.config.decoder_start_token_id, *ids[:-1]])
+        return np.array(ids) if kind == "text" else None
+
     @torch.no_grad()
     def _run(
         self, item: int, inputs: dict, special: np.ndarray | None = None, samples: int | None = None
@@ -970,6 +979,7 @@ class Reference:
                     count = step.call.mixed.shape[1]
                     types, counted = self._tokens(step, count, about)
                     layer.attention = _attention(self.family, self.model, step, types, counted)
+                    layer.attention.ids = self._ids(step, about[0])
                 layers.append(layer)
                 if i + 1 == len(steps) or step.stack != steps[i + 1].stack:
                     whole = (
@@ -1294,6 +1304,34 @@ class Reference:
                         "ci_low": low,
                         "ci_high": high,
                     }
+                )
+        return pd.DataFrame(rows)
+
+    @table("layer head mass ci_low ci_high", on_request=True)
+    def attention_to_same_word(self) -> pd.DataFrame:
+        """Weight a query gives to the other keys with its id, where these are the tokens of the
+        queries.
+        """
+        rows = []
+        for layer in self.attending:
+            attentions = self._attentions(layer)
+            for head in self._heads(layer) if attentions[0].ids is not None else ():
+                masses = []
+                for attention in attentions:
+                    ids = attention.ids
+                    masses.append(
+                        [
+                            sum(
+                                attention.weights[head, m, n]
+                                for n in range(len(ids))
+                                if n != m and np.array_equal(ids[m], ids[n])
+                            )
+                            for m in np.flatnonzero(attention.counted)
+                        ]
+                    )
+                mass, low, high = self._mean_interval(masses, range_=(0, 1), every=True)
+                rows.append(
+                    {"layer": layer, "head": head + 1, "mass": mass, "ci_low": low, "ci_high": high}
                 )
         return pd.DataFrame(rows)
 

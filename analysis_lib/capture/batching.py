@@ -193,9 +193,10 @@ def _pad(
         # The model attends to all of them, as it does to the silence after a sound.
         silent = ~inputs.pop("attention_mask").bool()
         mask = torch.ones_like(silent)
-    tokens = [
-        Tokens(mask, part, groups, special_tokens, silent).on(loaded.device) for part in types
-    ]
+    tokens = []
+    for name, part in zip(("input_ids", "decoder_input_ids"), types, strict=False):
+        read_by_stack = Tokens(mask, part, groups, special_tokens, silent, ids=inputs[name])
+        tokens.append(read_by_stack.on(loaded.device))
     refuse_untaken(loaded, inputs)
     inputs = {name: values.to(loaded.device) for name, values in inputs.items()}
     if getattr(loaded.model.config, "use_cache", False):
@@ -338,7 +339,8 @@ def _add_texts(loaded: LoadedModel, batch: Batch, texts: Sequence[str]) -> None:
     read, special = _rows(loaded, rows)
     types = loaded.token_types(read["input_ids"], special)
     mask = read["attention_mask"].bool()
-    batch.shifted = Tokens(mask, types, batch.groups, batch.special_tokens).on(loaded.device)
+    shifted = Tokens(mask, types, batch.groups, batch.special_tokens, ids=read["input_ids"])
+    batch.shifted = shifted.on(loaded.device)
     batch.inputs |= {f"decoder_{name}": values.to(loaded.device) for name, values in read.items()}
     batch.inputs["use_cache"] = False
 

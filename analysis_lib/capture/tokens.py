@@ -87,6 +87,8 @@ class Tokens:
             the silence that Whisper appends to a short sound; these do not count.
         long: of these, tokens whose vectors are longer than a measurement counts; see
             :meth:`shorter_than`.
+        ids: what the model reads of each token, of a word of characters those of its characters;
+            None for tokens that have none, such as patches; meaningless at padding.
     """
 
     mask: Bool[Tensor, "utterance token"]
@@ -95,6 +97,7 @@ class Tokens:
     special_tokens: bool = True
     silent: Bool[Tensor, "utterance token"] | None = None
     long: Bool[Tensor, "utterance token"] | None = None
+    ids: Int[Tensor, "utterance token *character"] | None = None
     _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
 
     def on(self, device: torch.device) -> "Tokens":
@@ -104,7 +107,8 @@ class Tokens:
         if device == self.mask.device:
             return self
         if device not in self._elsewhere:
-            parts = {name: getattr(self, name) for name in ("mask", "types", "silent", "long")}
+            names = ("mask", "types", "silent", "long", "ids")
+            parts = {name: getattr(self, name) for name in names}
             parts = {name: part.to(device) for name, part in parts.items() if part is not None}
             self._elsewhere[device] = replace(self, **parts)
         return self._elsewhere[device]
@@ -221,7 +225,8 @@ class Tokens:
         """The tokens of the first few utterances."""
         silent = None if self.silent is None else self.silent[:utterances]
         parts = (part[:utterances] for part in (self.mask, self.types, self.groups))
-        return Tokens(*parts, self.special_tokens, silent)
+        ids = None if self.ids is None else self.ids[:utterances]
+        return Tokens(*parts, self.special_tokens, silent, ids=ids)
 
 
 def unpadded(

@@ -2,7 +2,7 @@
 
 To add a quantity, write a module here with a subclass of :class:`Metric`: it is listed, and can be
 measured by its name, without a line elsewhere. ``tests/reference.py`` computes the same table
-naively, in a method of its name, unless it is made on request; ``book/notation.md`` explains it.
+naively, in a method of its name; ``book/notation.md`` explains it. CONTRIBUTING.md has the recipe.
 """
 
 from typing import TYPE_CHECKING

@@ -64,6 +64,7 @@ def given():
         "units_by_text": [hidden / hidden.norm(dim=-1, keepdim=True)],
         "unit": hidden / hidden.norm(dim=-1, keepdim=True),
         "of_type": torch.tensor([word in ",." for word in words]),
+        "ids": inputs["input_ids"][0],
         "key_projection": type("Projection", (), {"weight": weight.detach()}),
     }
     return names, measure(model, [TEXT], OF_ANY_MODEL, tokenizer=tokenizer)

@@ -75,7 +75,13 @@ def moved(
             add_hook_to_module(module, AlignDevicesHook(device))
     first = devices[0]
     tokens, shifted = (
-        part and replace(part, mask=on(first, part.mask), types=on(first, part.types))
+        part
+        and replace(
+            part,
+            mask=on(first, part.mask),
+            types=on(first, part.types),
+            ids=on(first, part.ids),
+        )
         for part in (batch.tokens, batch.shifted)
     )
     inputs = {name: on(first, value) for name, value in batch.inputs.items()}

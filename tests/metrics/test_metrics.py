@@ -145,6 +145,31 @@ def test_keys_that_are_other_tokens_have_no_distance():
         accumulated(metrics.AttentionDistance(), activations).table()
 
 
+def test_attention_to_same_word_by_hand():
+    """The second token is there again, fourth; others look at themselves alone."""
+    weights = torch.eye(5, dtype=torch.float64)
+    weights[1] = torch.tensor([0, 0.25, 0, 0.75, 0])
+    weights[3] = torch.tensor([0, 0.5, 0.25, 0.25, 0])
+    of_characters = [[1, 0], [2, 3], [2, 4], [2, 3], [3, 2]]
+    for ids, special_tokens, mass in (
+        ([1, 2, 4, 2, 3], True, (0.75 + 0.5) / 5),
+        ([1, 2, 4, 2, 3], False, (0.75 + 0.5) / 3),
+        (of_characters, True, (0.75 + 0.5) / 5),
+        ([1, 2, 3, 4, 5], True, 0),
+    ):
+        tokens = tokens_of([[CLS, OTHER, OTHER, OTHER, SEP]], special_tokens=special_tokens)
+        tokens.ids = torch.tensor([ids])
+        activations = attention_of(weights, tokens)
+        row = accumulated(metrics.AttentionToSameWord(), activations).table().iloc[0]
+        assert row["mass"] == pytest.approx(mass)
+
+
+def test_tokens_without_ids_are_no_words():
+    activations = attention_of(torch.eye(2).double(), tokens_of([[CLS, OTHER]]))
+    with pytest.raises(AnalysisError, match=r"attention_to_same_word: .* have ids"):
+        accumulated(metrics.AttentionToSameWord(), activations).table()
+
+
 def test_rows_that_see_fewer_keys_are_held_to_their_own_number():
     """Causal attention, spread evenly: every row that has a choice is at its largest entropy."""
     weights = torch.tensor(
