@@ -120,7 +120,11 @@ def claim(name: str) -> Claim:
     return claims[name]
 
 
-def verdict(found: Estimate, bound: float, direction: str = "above") -> str:
+def verdict(
+    found: Estimate,
+    bound: float,
+    direction: str = "above",
+) -> str:
     """``holds`` where the whole interval lies on the claimed side of the bound, ``does not hold``
     on the other.
 
@@ -138,7 +142,10 @@ def verdict(found: Estimate, bound: float, direction: str = "above") -> str:
 
 
 def judged(
-    name: str, found: Estimate | Sequence[Estimate], sample: str = "", p: float | None = None
+    name: str,
+    found: Estimate | Sequence[Estimate],
+    sample: str = "",
+    p: float | None = None,
 ) -> dict:
     """A claim with the number that decides it and the verdict: a row of :func:`verdicts`.
 
@@ -260,7 +267,11 @@ def corrected(verdicts: pd.DataFrame) -> pd.Series:
     )
 
 
-def said(verdicts: pd.DataFrame, name: str, words: Mapping[str, str]) -> str:
+def said(
+    verdicts: pd.DataFrame,
+    name: str,
+    words: Mapping[str, str],
+) -> str:
     """The words for the verdict on a claim, after the correction of :func:`corrected`: that on the
     first model.
 

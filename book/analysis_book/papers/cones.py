@@ -107,7 +107,7 @@ def of_both(name: str, corpus: Corpus) -> pd.DataFrame:
         :func:`partition_isotropy`. The ratio is that of the effective numbers of the last layer.
     """
     return recorded.rows_of(
-        RECORDED, lambda: _measured(name, corpus), **recorded.place_of(name, corpus)
+        RECORDED, lambda: _measured(name, corpus), **recorded.origin(name, corpus)
     )
 
 
@@ -115,7 +115,7 @@ def record(**corpora: Corpus) -> None:
     """Write what comes with the book: by model, the corpus that it reads."""
     recorded.write(
         RECORDED,
-        [(_measured(m, corpus), recorded.place_of(m, corpus)) for m, corpus in corpora.items()],
+        [(_measured(m, corpus), recorded.origin(m, corpus)) for m, corpus in corpora.items()],
     )
 
 
@@ -157,7 +157,11 @@ def _row(found: Estimate, **place: object) -> pd.DataFrame:
     return pd.DataFrame([place | recorded.as_columns(found)])
 
 
-def _rows(first: Tables, without: Tables, model: LoadedModel) -> pd.DataFrame:
+def _rows(
+    first: Tables,
+    without: Tables,
+    model: LoadedModel,
+) -> pd.DataFrame:
     rows, isotropy = [], first["isotropy"].set_index(["space", "layer"])
     kinds = {"cosine": lambda c: c.sum(1), "share": share_of_top, "effective": effective_number}
     for space in isotropy.index.unique("space"):

@@ -42,7 +42,12 @@ class Effects:
         AnalysisError: what ``measure`` raises of the model without a change.
     """
 
-    def __init__(self, model: LoadedModel, corpus: Corpus, arms: Mapping[str, Iterable[Replace]]):
+    def __init__(
+        self,
+        model: LoadedModel,
+        corpus: Corpus,
+        arms: Mapping[str, Iterable[Replace]],
+    ):
         self._plain = measure_sensible(model, corpus, [*OUTPUTS], progress=False)
         self._table = next(name for name in OUTPUTS if name in self._plain)
         self._column, self._sign, self.unit = OUTPUTS[self._table]

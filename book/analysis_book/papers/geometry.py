@@ -123,7 +123,11 @@ def _differences(first: Tables, other: Tables) -> pd.DataFrame:
     return _as_rows(index, found, "difference")
 
 
-def _as_rows(index: pd.Index, found: list[Estimate], name: str) -> pd.DataFrame:
+def _as_rows(
+    index: pd.Index,
+    found: list[Estimate],
+    name: str,
+) -> pd.DataFrame:
     rows = pd.DataFrame(
         [one.row for one in found], columns=[name, "ci_low", "ci_high"], dtype=float
     )
@@ -202,7 +206,12 @@ def beside_references(rows: pd.DataFrame, others: pd.DataFrame) -> list[dict]:
     return found
 
 
-def _extreme(rows: pd.DataFrame, quantity: str, of: str, end: str) -> pd.Series | None:
+def _extreme(
+    rows: pd.DataFrame,
+    quantity: str,
+    of: str,
+    end: str,
+) -> pd.Series | None:
     """The row of the layer with the largest or smallest number; None where there is none with an
     interval.
     """

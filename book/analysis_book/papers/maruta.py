@@ -135,7 +135,11 @@ def in_role(tables: TableSet, role: str) -> int | None:
 # -----------------------------------------------------------------------
 
 
-def weights_in(tables: TableSet, part: str | None = None, above: str | None = None) -> pd.DataFrame:
+def weights_in(
+    tables: TableSet,
+    part: str | None = None,
+    above: str | None = None,
+) -> pd.DataFrame:
     """Mean weight per key over the heads, in a part of :func:`named_layers`.
 
     Args:
@@ -178,7 +182,9 @@ def by_key_type(tables: TableSet) -> pd.DataFrame:
 
 
 def outliers_read(
-    tables: TableSet, threshold: float = THRESHOLD, typed: bool = False
+    tables: TableSet,
+    threshold: float = THRESHOLD,
+    typed: bool = False,
 ) -> pd.MultiIndex:
     """The pairs of an attention layer and a dimension of its input that is an outlier.
 
@@ -224,7 +230,12 @@ def led_by_outliers(tables: TableSet) -> pd.Series:
     return theirs.eq(sizes.groupby("layer").max()).mean(axis=1)
 
 
-def reached(tables: TableSet, layers: Iterable[int], sign: int, share: float) -> pd.DataFrame:
+def reached(
+    tables: TableSet,
+    layers: Iterable[int],
+    sign: int,
+    share: float,
+) -> pd.DataFrame:
     """The C_j, or with the sign -1 the -C_j, that a share of the heads reaches.
 
     One row per layer, one column per dimension. Above zero, it is the sign of the contribution in
@@ -234,7 +245,12 @@ def reached(tables: TableSet, layers: Iterable[int], sign: int, share: float) ->
     return rows.quantile(1 - share, axis=1, interpolation="lower").unstack()
 
 
-def standing_out(tables: TableSet, layers: Iterable[int], sign: int, share: float) -> pd.Series:
+def standing_out(
+    tables: TableSet,
+    layers: Iterable[int],
+    sign: int,
+    share: float,
+) -> pd.Series:
     """Of the outlier dimensions that some layers read, the three with the largest |C_j|, mean over
     heads and layers.
 
@@ -304,7 +320,11 @@ def explained_gap(
     return pd.DataFrame(rows, columns=names).set_index("layer")
 
 
-def share_of_gap(part: str, rule: str = "outliers", **options: object) -> Ratio:
+def share_of_gap(
+    part: str,
+    rule: str = "outliers",
+    **options: object,
+) -> Ratio:
     """The share of the :func:`explained_gap` that some dimensions add, over the layers of a part
     together.
 

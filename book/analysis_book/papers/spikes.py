@@ -40,7 +40,12 @@ class _OfFirst(Metric):
         super().__init__()
         self.positions = positions
 
-    def _add(self, counted: torch.Tensor, activations: Activations, **values: torch.Tensor) -> None:
+    def _add(
+        self,
+        counted: torch.Tensor,
+        activations: Activations,
+        **values: torch.Tensor,
+    ) -> None:
         for name in self.means:
             self.add(
                 (name, activations.layer),
@@ -130,7 +135,12 @@ def spike_layer(tables: TableSet, height: float = MASSIVE) -> int:
     return int((found >= height).idxmax() if (found >= height).any() else found.idxmax())
 
 
-def largest_dimensions(tables: TableSet, layer: int, token: str, count: int = 3) -> tuple[int, ...]:
+def largest_dimensions(
+    tables: TableSet,
+    layer: int,
+    token: str,
+    count: int = 3,
+) -> tuple[int, ...]:
     """The dimensions in which the mean vector of a type of token is largest in magnitude, in a
     hidden layer.
     """
@@ -142,7 +152,10 @@ def largest_dimensions(tables: TableSet, layer: int, token: str, count: int = 3)
 
 
 def arms(
-    layer: int, dimensions: tuple[int, ...], token: str, last: int
+    layer: int,
+    dimensions: tuple[int, ...],
+    token: str,
+    last: int,
 ) -> dict[str, tuple[Replace, ...]]:
     """What is done to the spike of a token in a hidden layer, and to its key in the attention after
     it, by name.
@@ -173,7 +186,12 @@ def arms(
 
 
 def random_arms(
-    layer: int, dimensions: tuple[int, ...], token: str, width: int, draws: int, seed: int = 0
+    layer: int,
+    dimensions: tuple[int, ...],
+    token: str,
+    width: int,
+    draws: int,
+    seed: int = 0,
 ) -> list[tuple[Replace]]:
     """As many other dimensions of the token, drawn at random, get the mean of the other tokens; so
     many draws.
@@ -193,7 +211,11 @@ def first_type(tables: TableSet) -> str:
     return "first" if (tables["attention_by_token_type"]["key_type"] == "first").any() else "cls"
 
 
-def key_weight(tables: TableSet, token: str, after: int) -> float:
+def key_weight(
+    tables: TableSet,
+    token: str,
+    after: int,
+) -> float:
     """The weight of the key of a token, mean over heads and over the attention layers after a
     hidden layer.
     """
@@ -201,7 +223,12 @@ def key_weight(tables: TableSet, token: str, after: int) -> float:
     return found.loc[(found["layer"] > after) & (found["key_type"] == token), "weight"].mean()
 
 
-def effects(plain: Tables, changed: Tables, layer: int, token: str) -> dict[str, Estimate]:
+def effects(
+    plain: Tables,
+    changed: Tables,
+    layer: int,
+    token: str,
+) -> dict[str, Estimate]:
     """What a change does, with intervals paired over texts.
 
     Returns:
@@ -235,7 +262,11 @@ def effects(plain: Tables, changed: Tables, layer: int, token: str) -> dict[str,
     return plain.intervals(found, changed)
 
 
-def every_effect(model: str, corpus: Corpus, draws: int = 20) -> pd.DataFrame:
+def every_effect(
+    model: str,
+    corpus: Corpus,
+    draws: int = 20,
+) -> pd.DataFrame:
     """The :func:`effects` of all arms, as they come with the book, or measured.
 
     Args:
@@ -247,7 +278,7 @@ def every_effect(model: str, corpus: Corpus, draws: int = 20) -> pd.DataFrame:
         ci_high, groups.
     """
     draws = require_whole("draws", draws, 0)
-    place = recorded.place_of(model, corpus, draws=draws)
+    place = recorded.origin(model, corpus, draws=draws)
     return recorded.rows_of(RECORDED, lambda: _measured(load_model(model), corpus, draws), **place)
 
 
@@ -284,13 +315,17 @@ def costs(spike: Estimate, silent: Estimate) -> str:
 def record(**of_models: tuple[Corpus, int]) -> None:
     """Write what comes with the book: by model, the corpus that it reads, and how many draws."""
     found = (
-        (_measured(load_model(model), corpus, draws), recorded.place_of(model, corpus, draws=draws))
+        (_measured(load_model(model), corpus, draws), recorded.origin(model, corpus, draws=draws))
         for model, (corpus, draws) in of_models.items()
     )
     recorded.write(RECORDED, found)
 
 
-def _measured(model: LoadedModel, corpus: Corpus, draws: int) -> pd.DataFrame:
+def _measured(
+    model: LoadedModel,
+    corpus: Corpus,
+    draws: int,
+) -> pd.DataFrame:
     of_attention = ["attention_by_token_type", HiddenAnisotropy()]
     before = [*of_attention, "dimension_means", SpikeHeight()]
     if lacks_head(model, "next"):
@@ -330,7 +365,11 @@ def _measured(model: LoadedModel, corpus: Corpus, draws: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def estimate(rows: pd.DataFrame, arm: str, quantity: str) -> Estimate:
+def estimate(
+    rows: pd.DataFrame,
+    arm: str,
+    quantity: str,
+) -> Estimate:
     """One effect of those of :func:`every_effect`, in one layer; NaN where the model has no such
     quantity.
     """
@@ -339,7 +378,10 @@ def estimate(rows: pd.DataFrame, arm: str, quantity: str) -> Estimate:
 
 
 def layer_by_layer(
-    model: LoadedModel, corpus: Corpus, layer: int, dimensions: tuple[int, ...]
+    model: LoadedModel,
+    corpus: Corpus,
+    layer: int,
+    dimensions: tuple[int, ...],
 ) -> dict[str, Tables]:
     """The tables spike_height, first_keys and attention_by_token_type of a causal model, by what is
     done.
@@ -369,14 +411,14 @@ def first_tokens(model: str, corpus: Corpus) -> pd.DataFrame:
         the input has no attention.
     """
     return recorded.rows_of(
-        TRAINED, lambda: _first_tokens(model, corpus), **recorded.place_of(model, corpus)
+        TRAINED, lambda: _first_tokens(model, corpus), **recorded.origin(model, corpus)
     )
 
 
 def record_first_tokens(models: Iterable[str], corpus: Corpus) -> None:
     """Write what comes with the book of :func:`first_tokens`."""
     recorded.write(
-        TRAINED, ((_first_tokens(name, corpus), recorded.place_of(name, corpus)) for name in models)
+        TRAINED, ((_first_tokens(name, corpus), recorded.origin(name, corpus)) for name in models)
     )
 
 

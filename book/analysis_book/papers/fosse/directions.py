@@ -64,7 +64,11 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
     )
 
 
-def _kept(name: str, beside: StoredMeasurements, make: Callable[[], np.ndarray]) -> np.ndarray:
+def _kept(
+    name: str,
+    beside: StoredMeasurements,
+    make: Callable[[], np.ndarray],
+) -> np.ndarray:
     """What this module makes of each text, kept beside the measurements: several pages ask for
     it.
     """
@@ -100,7 +104,11 @@ def classified(folder: Path | str, corpus: Corpus) -> tuple[Cosines, Correct]:
     return cosines(class_vectors(load_model(str(folder)), corpus)), right
 
 
-def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dict[int, int]:
+def draw_representatives(
+    labels: Labels,
+    correct: Correct,
+    seed: int = 0,
+) -> dict[int, int]:
     """The place of one utterance of each class, drawn among those classified correctly.
 
     Raises:
@@ -121,7 +129,9 @@ def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dic
 
 
 def to_representatives(
-    similar: Cosines, corpus: Corpus, representatives: Mapping[int, int]
+    similar: Cosines,
+    corpus: Corpus,
+    representatives: Mapping[int, int],
 ) -> pd.DataFrame:
     """The cosine of all texts to a representative of each class, itself left out (Fosse et al.
     2023, Fig. 2).
@@ -171,7 +181,11 @@ def over_texts(
 
 
 def of_class(
-    similar: Cosines, labels: Labels, correct: Correct, own: bool, kept: Kept
+    similar: Cosines,
+    labels: Labels,
+    correct: Correct,
+    own: bool,
+    kept: Kept,
 ) -> list[Float[np.ndarray, " pair"]]:
     """For each class, the cosines between its representatives, the correctly classified, and other
     texts.
@@ -196,7 +210,9 @@ def of_class(
 
 
 def areas(
-    similar: Cosines, own: Bool[np.ndarray, " utterance"], correct: Correct
+    similar: Cosines,
+    own: Bool[np.ndarray, " utterance"],
+    correct: Correct,
 ) -> Float[np.ndarray, " representative"]:
     """How well the cosine to a representative of a class tells that class from the others (Fosse et
     al. 2023, Fig. 2).
@@ -228,7 +244,10 @@ def areas(
 
 
 def mean_areas(
-    similar: Cosines, labels: Labels, correct: Correct, kept: Kept
+    similar: Cosines,
+    labels: Labels,
+    correct: Correct,
+    kept: Kept,
 ) -> Float[np.ndarray, " class"]:
     """The mean of the :func:`areas` of each class, among the utterances that are kept."""
     similar, own = similar[np.ix_(kept, kept)], labels[kept]
@@ -238,7 +257,11 @@ def mean_areas(
 
 
 def others_apart(
-    similar: Cosines, labels: Labels, correct: Correct, label: int, kept: Kept
+    similar: Cosines,
+    labels: Labels,
+    correct: Correct,
+    label: int,
+    kept: Kept,
 ) -> float:
     """How little a representative of one of three classes tells the two others apart.
 
@@ -253,7 +276,10 @@ def others_apart(
 
 
 def separation(
-    before: Cosines, after: Cosines, correct: Correct, corpus: Corpus
+    before: Cosines,
+    after: Cosines,
+    correct: Correct,
+    corpus: Corpus,
 ) -> dict[str, Callable]:
     """The numbers of the claims on direction, by the id of a claim: functions of the texts that are
     kept.

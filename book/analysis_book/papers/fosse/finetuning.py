@@ -17,7 +17,12 @@ Numbers = Mapping[str, Estimate | list[Estimate]]
 
 
 def finetunings(
-    model: LoadedModel, train: Corpus, validation: Corpus, seeds: int, first: int = 0, **settings
+    model: LoadedModel,
+    train: Corpus,
+    validation: Corpus,
+    seeds: int,
+    first: int = 0,
+    **settings,
 ) -> pd.DataFrame:
     """Fine-tune an encoder until so many trainings have succeeded, or twice as many are done.
 
@@ -61,7 +66,12 @@ def finetunings(
     return table.assign(judged=~table["failed"] if not table["failed"].all() else table.index == 0)
 
 
-def sample(train: Corpus, test: Corpus, trainings: pd.DataFrame, of: int) -> str:
+def sample(
+    train: Corpus,
+    test: Corpus,
+    trainings: pd.DataFrame,
+    of: int,
+) -> str:
     """What the numbers of trainings were measured on, in words; ``of`` is how many texts there are
     to train on.
     """

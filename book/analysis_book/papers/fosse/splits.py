@@ -11,7 +11,11 @@ from analysis_lib.errors import AnalysisError, require_seed, require_text, requi
 
 
 def splits(
-    data: str, limit: int = 0, test_limit: int = 0, seed: int = 0, test: str | None = None
+    data: str,
+    limit: int = 0,
+    test_limit: int = 0,
+    seed: int = 0,
+    test: str | None = None,
 ) -> tuple[Corpus, Corpus, Corpus]:
     """What a classifier is trained on, stopped by and tested on.
 
@@ -68,7 +72,11 @@ def splits(
     )
 
 
-def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0) -> list[Corpus]:
+def largest_classes(
+    corpora: Sequence[Corpus],
+    count: int,
+    limit: int = 0,
+) -> list[Corpus]:
     """The same corpora with only the classes of which the first corpus has most, and as many
     examples of each class.
 

@@ -169,7 +169,10 @@ def _shipped(data: str, settings: dict) -> pd.DataFrame:
 
 
 def _trial(
-    row: Mapping, corpora: Sequence[Corpus], utterances: int, settings: dict
+    row: Mapping,
+    corpora: Sequence[Corpus],
+    utterances: int,
+    settings: dict,
 ) -> pd.DataFrame:
     chosen = {**settings, **VARIANTS[row["variant"]], "layers": row["layers"], "seed": row["seed"]}
     chosen["block"] = {**chosen.get("block", {}), "entropy_weight": float(row["entropy_weight"])}

@@ -140,7 +140,9 @@ def isotropic(dimensions: pd.Series) -> pd.Series:
 
 
 def curves(
-    comparison: Comparison, table: str = "anisotropy", value: str = "cosine"
+    comparison: Comparison,
+    table: str = "anisotropy",
+    value: str = "cosine",
 ) -> pd.DataFrame:
     """A number of the hidden states by layer, of models as they are and untrained.
 

@@ -140,7 +140,11 @@ class Dynamics(dict[str, pd.DataFrame]):
         )
 
 
-def output(folder: Path, run: str, data: str) -> Output:
+def output(
+    folder: Path,
+    run: str,
+    data: str,
+) -> Output:
     """The folder that the tables of a run on a corpus are written into."""
     return Output(Path(folder), "dynamics", (run, data), DESCRIPTION)
 
@@ -269,7 +273,11 @@ def _measure(
 
 
 def sample_vectors(
-    model: LoadedModel, corpus: Corpus, heads: set[tuple[int, int]], share: float, seed: int
+    model: LoadedModel,
+    corpus: Corpus,
+    heads: set[tuple[int, int]],
+    share: float,
+    seed: int,
 ) -> pd.DataFrame:
     """The queries and keys of some heads at tokens drawn uniformly, without replacement.
 

@@ -90,7 +90,12 @@ def half_way(quantities: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def earlier(run: Dynamics, first: str, second: str, way: str = "end") -> pd.Series:
+def earlier(
+    run: Dynamics,
+    first: str,
+    second: str,
+    way: str = "end",
+) -> pd.Series:
     """By seed, the share of the layers in which one of the :func:`quantities` is half-way before
     another.
 
@@ -107,7 +112,9 @@ def earlier(run: Dynamics, first: str, second: str, way: str = "end") -> pd.Seri
 
 
 def _crossing(
-    steps: Float[np.ndarray, " point"], moved: Float[np.ndarray, " point"], way: float
+    steps: Float[np.ndarray, " point"],
+    moved: Float[np.ndarray, " point"],
+    way: float,
 ) -> float:
     """The first step at which half of the way is made, on straight lines between the points."""
     after = int(np.argmax(moved / way >= 0.5)) if way else 0

@@ -12,7 +12,11 @@ from analysis_lib.models import title
 
 
 def load_runs(
-    runs: Sequence[str], data: str = "", limit: int = 128, seed: int = 0, seeds: Sequence[int] = ()
+    runs: Sequence[str],
+    data: str = "",
+    limit: int = 128,
+    seed: int = 0,
+    seeds: Sequence[int] = (),
 ) -> dict[str, Dynamics]:
     """The measurements of runs, by what each is called.
 

@@ -140,7 +140,11 @@ class Draw:
         )
 
 
-def draws(architectures: Sequence[str], seeds: int, **sizes: int) -> list[Draw]:
+def draws(
+    architectures: Sequence[str],
+    seeds: int,
+    **sizes: int,
+) -> list[Draw]:
     """So many draws of each architecture; the weights and the direction of the bias of a draw have
     the same seed.
     """
@@ -268,7 +272,9 @@ def histogram(scores: Scores, edges: Float[np.ndarray, " edge"]) -> Int[np.ndarr
 
 
 def sweep(
-    blocks: Sequence[Draw], norms: Sequence[float], edges: np.ndarray | None = SCORE_BINS
+    blocks: Sequence[Draw],
+    norms: Sequence[float],
+    edges: np.ndarray | None = SCORE_BINS,
 ) -> dict[str, pd.DataFrame]:
     r"""Run each block on its inputs plus a bias of each norm (Godey et al. 2024, Fig. 6 to 10).
 
@@ -308,7 +314,11 @@ def sweep(
     return {name: pd.concat(tables, ignore_index=True) for name, tables in found.items()}
 
 
-def _tables(block: Block, norm: float, edges: np.ndarray | None) -> dict[str, pd.DataFrame]:
+def _tables(
+    block: Block,
+    norm: float,
+    edges: np.ndarray | None,
+) -> dict[str, pd.DataFrame]:
     metrics, statistics, counts = [Anisotropy(), MeanVector()], [], 0
     tokens = unpadded((0,), block.inputs.shape[1])
     for hidden in block.biased(norm):
@@ -342,7 +352,9 @@ def _tables(block: Block, norm: float, edges: np.ndarray | None) -> dict[str, pd
 
 
 def over_seeds(
-    table: pd.DataFrame, column: str, by: Sequence[str] = ("bias_norm",)
+    table: pd.DataFrame,
+    column: str,
+    by: Sequence[str] = ("bias_norm",),
 ) -> pd.DataFrame:
     """The mean of a column over the heads of each draw, then over draws, with its 95 % interval
     over draws.
@@ -372,7 +384,11 @@ def by_norm(table: pd.DataFrame, column: str) -> pd.DataFrame:
     return named.pivot_table(column, ["model", "seed"], "bias_norm", sort=False).sort_index(axis=1)
 
 
-def mean_scores(blocks: Sequence[Draw], norms: Sequence[float], directions: int) -> pd.DataFrame:
+def mean_scores(
+    blocks: Sequence[Draw],
+    norms: Sequence[float],
+    directions: int,
+) -> pd.DataFrame:
     """The mean score over all heads and pairs of tokens, for several directions of the bias in each
     block.
 
@@ -396,7 +412,11 @@ def mean_scores(blocks: Sequence[Draw], norms: Sequence[float], directions: int)
     return pd.concat(found)
 
 
-def fixed_points(blocks: Sequence[Draw], highest: float, directions: int = 1) -> pd.DataFrame:
+def fixed_points(
+    blocks: Sequence[Draw],
+    highest: float,
+    directions: int = 1,
+) -> pd.DataFrame:
     r"""The norm N* of the bias at which outputs are as long as inputs, E‖x + b‖ = E‖T(x + b)‖
     (Godey et al. 2024, 4.2).
 
@@ -436,7 +456,9 @@ def fixed_points(blocks: Sequence[Draw], highest: float, directions: int = 1) ->
 
 
 def _excess(
-    block: Block, towards: Hidden, norms: Float[np.ndarray, " direction"]
+    block: Block,
+    towards: Hidden,
+    norms: Float[np.ndarray, " direction"],
 ) -> Float[np.ndarray, " direction"]:
     given = block.inputs[:1] + torch.tensor(norms).float()[:, None, None] * towards
     return (_mean_norm(block(given)) - _mean_norm(given)).numpy()
@@ -447,7 +469,10 @@ def _mean_norm(hidden: Hidden) -> Float[Tensor, " sequence"]:
 
 
 def repeated(
-    blocks: Sequence[Draw], norms: Sequence[float], times: int, directions: int = 1
+    blocks: Sequence[Draw],
+    norms: Sequence[float],
+    times: int,
+    directions: int = 1,
 ) -> pd.DataFrame:
     """The mean norm of the vectors as a block is applied to its own outputs again and again.
 
