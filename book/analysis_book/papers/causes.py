@@ -28,6 +28,7 @@ TABLES = ("dimension_means", "score_contributions", "attention_by_token_type", "
 Arms = Mapping[str, Mapping[int, Replace]]
 # By attention layer.
 Dimensions = Mapping[int, list[int]]
+Statistic = Callable[[TableSet], pd.Series]
 Quantities = Callable[[LoadedModel, Corpus, Replace, int], pd.DataFrame]
 
 
@@ -48,9 +49,13 @@ class DimensionVariances(Metric):
         layer = activations.layer
         counted = read.tokens.counted[:, None, :, None]
         values = read.values.double() * counted
-        self.add(("sum", layer), values.sum((1, 2)), activations)
-        self.add(("square", layer), values.square().sum((1, 2)), activations)
-        self.add(("tokens", layer), read.counts.unsqueeze(1), activations)
+        sums = {
+            "sum": values.sum((1, 2)),
+            "square": values.square().sum((1, 2)),
+            "tokens": read.counts.unsqueeze(1),
+        }
+        for name, of_texts in sums.items():
+            self.add((name, layer), of_texts, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
         mean = sums["sum"] / sums["tokens"]
@@ -73,7 +78,7 @@ def attention_in(tables: TableSet, layer: int) -> pd.Series:
     return means
 
 
-def left_out(tables: Tables, statistic: Callable[[TableSet], pd.Series]) -> pd.DataFrame:
+def left_out(tables: Tables, statistic: Statistic) -> pd.DataFrame:
     """A statistic on the whole corpus, ``all``, and without each jackknife group, as columns."""
     columns: list[pd.Series] = []
 
@@ -119,8 +124,10 @@ def layer_by_layer(
         between arms.
     """
     known = shipped(name, corpus)
-    if known is not None and {*arms} <= {*known.index.unique("arm")}:
-        return known.loc[[*arms]]
+    if known is not None:
+        known_arms = known.index.unique("arm")
+        if {*arms} <= {*known_arms}:
+            return known.loc[[*arms]]
     measured = {}
     for arm_name, changes in arms.items():
         for layer, change in changes.items():
@@ -188,9 +195,10 @@ def drift(model: LoadedModel, corpus: Corpus) -> pd.DataFrame:
     arms = {"unchanged": dict.fromkeys(layers, unchanged)}
     changed_layers = {"query": layers, "key": layers[::5]}
     for space, some in changed_layers.items():
-        arms[space] = {}
+        changes = {}
         for layer in some:
-            arms[space][layer] = Replace(space, layers=(layer,), by="centre", of="others")
+            changes[layer] = Replace(space, layers=(layer,), by="centre", of="others")
+        arms[space] = changes
     return layer_by_layer(model, corpus, arms)
 
 
@@ -242,14 +250,17 @@ def random_arms(
         tables: with :class:`DimensionVariances`.
     """
     variances = tables["dimension_variances"]
-    logs = np.log(variances.pivot(index="layer", columns="dimension", values="variance"))
+    variances = variances.pivot(index="layer", columns="dimension", values="variance")
+    logs = np.log(variances)
     arms = {}
     for kind in ("random", "matched"):
+        matched = kind == "matched"
         random = np.random.default_rng(0)
         for number in range(1, sets + 1):
             drawn = {}
             for layer, dimensions in named.items():
-                drawn[layer] = _drawn(logs.loc[layer], dimensions, kind == "matched", random)
+                of_layer = logs.loc[layer]
+                drawn[layer] = _drawn(of_layer, dimensions, matched, random)
             arms[f"{kind} {number}"] = arm(where, drawn, **options)
     return arms
 
@@ -286,7 +297,8 @@ def removed(
         weight of a key, over heads, as a part of what that was), ci_low, ci_high, groups: what
         ``figures.dimensions`` takes. What is done together has rows for each of its dimensions.
     """
-    groups = outliers(measure(model, corpus, list(TABLES), progress=False))
+    tables = measure(model, corpus, list(TABLES), progress=False)
+    groups = outliers(tables)
     # Which layers each set of dimensions, sorted, is taken away from.
     layers_of: dict[tuple[int, ...], list[int]] = {}
     for layer, group in groups.items():
@@ -301,18 +313,32 @@ def removed(
         by_layer = {layer: [*chosen] for layer in layers}
         arms[name] = arm("key_side", by_layer, by="mean")
     rows = layer_by_layer(model, corpus, arms)
-    rows = rows.drop("entropy", level="quantity").dropna()
+    rows = rows.drop("entropy", level="quantity")
+    rows = rows.dropna()
     unchanged = rows.groupby(["quantity", "layer"]).transform("first")
     changes = (rows / unchanged - 1).drop("", level="arm")
-    numbers = [recorded.as_columns(interval(change)) for _, change in changes.iterrows()]
+    numbers = []
+    for _, change in changes.iterrows():
+        estimate = interval(change)
+        numbers.append(recorded.as_columns(estimate))
     table = pd.DataFrame(numbers, changes.index).reset_index()
     table = table.rename(columns={"quantity": "key_type", "value": "effect"})
     dimension = table["arm"].str.split()
-    table["arm"] = np.where(dimension.str.len() > 1, "together", "alone")
+    several = dimension.str.len() > 1
+    table["arm"] = np.where(several, "together", "alone")
     table = table.assign(model=title(model.name), dimension=dimension)
-    table = table.explode("dimension").astype({"dimension": int})
+    table = table.explode("dimension")
+    table = table.astype({"dimension": int})
     order = ["layer", "dimension", "arm"]
-    columns = ["model", *order, "key_type", "effect", "ci_low", "ci_high", "groups"]
+    columns = [
+        "model",
+        *order,
+        "key_type",
+        "effect",
+        "ci_low",
+        "ci_high",
+        "groups",
+    ]
     return table[columns].sort_values(order, kind="stable", ignore_index=True)
 
 
@@ -378,18 +404,23 @@ def same_article(
 
     for batch in capture.batches(model, corpus.items, texts, settings, capture.Reading()):
         capture.run(model, batch, frozenset({"hidden"}), receive, changes=changes)
-    similar = directions.cosines(np.stack([vectors[text] for text in texts]))
+    in_order = np.stack([vectors[text] for text in texts])
+    similar = directions.cosines(in_order)
     _, articles = np.unique(corpus.units, return_inverse=True)
 
     def area(kept: np.ndarray) -> float:
         rows = similar[np.ix_(kept, kept)]
         labels = articles[kept]
         every = np.ones(len(kept), bool)
-        areas = [directions.areas(rows, labels == article, every) for article in set(labels)]
+        areas = []
+        for article in set(labels):
+            own = labels == article
+            areas.append(directions.areas(rows, own, every))
         return float(np.nanmean(np.concatenate(areas)))
 
     groups = np.array(corpus.groups(GROUPS))
     numbers = {WHOLE: area(np.arange(len(corpus)))}
     for group in np.unique(groups):
-        numbers[str(group)] = area(np.flatnonzero(groups != group))
+        kept = np.flatnonzero(groups != group)
+        numbers[str(group)] = area(kept)
     return pd.DataFrame(numbers, index=["area"])

@@ -3,6 +3,7 @@
 ``Effects(model, corpus, {"zero": [Replace("key", by="zero")]})``.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -62,7 +63,8 @@ class Effects:
                     runs.append(run)
                 self._changed[arm] = runs
             except AnalysisError as error:
-                self.left_out[arm] = str(error).replace(model.name, "the model")
+                reason = str(error).replace(model.name, "the model")
+                self.left_out[arm] = reason
 
     def table(self) -> pd.DataFrame:
         """Columns arm, effect, and the ends of its 95 % interval, paired over texts."""
@@ -91,11 +93,13 @@ class Effects:
 
     @property
     def _runs(self) -> list[Tables]:
-        return [run for several in self._changed.values() for run in several]
+        return [*itertools.chain(*self._changed.values())]
 
     def _effects(self, plain: TableSet, *changed: TableSet) -> pd.Series:
         """By arm, from the tables in the order of the runs."""
-        arms = [arm for arm, several in self._changed.items() for _ in several]
+        arms = []
+        for arm, runs in self._changed.items():
+            arms += [arm] * len(runs)
         before = self._output(plain)
         values = np.array([self._output(tables) for tables in changed])
         effects = pd.Series(self._sign * (values - before), arms)

@@ -273,8 +273,11 @@ def others_apart(
     0.6 minus the larger of A and 1 − A, where A is the area under the ROC curve, between the two
     others, of the cosine to a representative of the class ``label``, mean over representatives.
     """
-    own, second, third = (kept[labels[kept] == (label + turn) % 3] for turn in range(3))
-    rows = similar[own[correct[own]]]
+    own = kept[labels[kept] == label]
+    second = kept[labels[kept] == (label + 1) % 3]
+    third = kept[labels[kept] == (label + 2) % 3]
+    representatives = own[correct[own]]
+    rows = similar[representatives]
     test = stats.mannwhitneyu(rows[:, second], rows[:, third], axis=1)
     area = test.statistic.mean() / len(second) / len(third)
     return float(0.6 - max(area, 1 - area))
@@ -346,9 +349,11 @@ def separation(
 
 
 Heads = Float[np.ndarray, "head token width"]
+# Queries, keys and values.
+Layer = tuple[Heads, Heads, Heads]
 
 
-def head_vectors(model: LoadedModel, text: str | Pair) -> list[tuple[Heads, Heads, Heads]]:
+def head_vectors(model: LoadedModel, text: str | Pair) -> list[Layer]:
     """The queries, keys and values of a text in every attention layer.
 
     Raises:
@@ -356,7 +361,7 @@ def head_vectors(model: LoadedModel, text: str | Pair) -> list[tuple[Heads, Head
             every key and a score does not depend on positions.
     """
     spaces = ("query", "key", "value")
-    layers: list[tuple[Heads, Heads, Heads]] = []
+    layers: list[Layer] = []
 
     def receive(activations: capture.Activations) -> None:
         scores = activations.scores
@@ -373,15 +378,17 @@ def head_vectors(model: LoadedModel, text: str | Pair) -> list[tuple[Heads, Head
         layers.append(tuple(vectors))
 
     needs = frozenset({*spaces, capture.SCORES})
-    for batch in capture.batches(model, [text], [0], capture.Settings(), capture.Reading()):
+    settings = capture.Settings()
+    for batch in capture.batches(model, [text], [0], settings, capture.Reading()):
         capture.run(model, batch, needs, receive)
     return layers
 
 
 def attention_rows(query: Heads, key: Heads) -> Float[np.ndarray, "head token token"]:
     """The weights a_ij of every token to every other (eq. 1)."""
-    products = query @ key.swapaxes(1, 2)
-    return special.softmax(products / query.shape[-1] ** 0.5, axis=-1)
+    scale = query.shape[-1] ** 0.5
+    scores = query @ key.swapaxes(1, 2) / scale
+    return special.softmax(scores, axis=-1)
 
 
 def narrowing(model: LoadedModel, texts: Sequence[str | Pair]) -> Float[np.ndarray, " text"]:
@@ -402,7 +409,8 @@ def narrowing(model: LoadedModel, texts: Sequence[str | Pair]) -> Float[np.ndarr
 
 def alike(vectors: Heads) -> Float[np.ndarray, " head"]:
     """The mean cosine of two vectors of a head (eq. 3)."""
-    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unit = vectors / norms
     heads, tokens, _ = unit.shape
     counts = np.full(heads, tokens, dtype=float)
     return mean_pair_cosine(unit.sum(1), counts)
@@ -429,17 +437,19 @@ def cone(vectors: tuple[Heads, Heads], head: int) -> pd.DataFrame:
     if not 1 <= head <= len(vectors[0]):
         raise AnalysisError(f"there is no head {head}: give one from 1 to {len(vectors[0])}")
     values, outputs = (kind[head - 1] for kind in vectors)
-    units = values / np.linalg.norm(values, axis=1, keepdims=True)
-    axis = units.mean(0)
+    norms = np.linalg.norm(values, axis=1, keepdims=True)
+    axis = (values / norms).mean(0)
     axis /= np.linalg.norm(axis)
     off_axis = values - np.outer(values @ axis, axis)
     _, _, principal = np.linalg.svd(off_axis, full_matrices=False)
     both = np.concatenate([values, outputs])
     side = both @ principal[0]
     along = both @ axis
-    rest = np.linalg.norm(both - np.outer(along, axis), axis=1)
+    aside = both - np.outer(along, axis)
+    rest = np.linalg.norm(aside, axis=1)
+    counts = [len(values), len(outputs)]
     columns = {
-        "vector": np.repeat(["value", "output"], [len(values), len(outputs)]),
+        "vector": np.repeat(["value", "output"], counts),
         "token": [*range(len(values)), *range(len(outputs))],
         "angle": np.degrees(np.arctan2(rest, along)),
         "along": along,

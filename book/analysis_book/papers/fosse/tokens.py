@@ -21,6 +21,10 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import SelfAttentionForSequenceClassification
 from analysis_lib.models.tokenization import Tokenizer
 
+Ids = Int[np.ndarray, " token"]
+OfTokens = Float[np.ndarray, " token"]
+OfClasses = Float[np.ndarray, " class"]
+
 
 @dataclass(frozen=True, eq=False)
 class OneBlock:
@@ -33,21 +37,19 @@ class OneBlock:
     start: Float[np.ndarray, " width"]  # x_cls and that bias, which every text has
     # g ∘ (w_c − mean of the other w), with the gain g of the norm and the rows w of the dense layer
     directions: Float[np.ndarray, "class width"]
-    constants: Float[np.ndarray, " class"]  # what the biases of the norm and of the dense layer add
+    constants: OfClasses  # what the biases of the norm and of the dense layer add
     epsilon: float  # of the norm
 
-    def read(self, corpus: Corpus) -> Iterator[Int[np.ndarray, " token"]]:
+    def read(self, corpus: Corpus) -> Iterator[Ids]:
         """The tokens of each text, as in training."""
         for text in encode(corpus, self.tokenizer, Classification.longest):
             yield np.array(text.ids)
 
-    def weights(self, ids: Int[np.ndarray, " token"]) -> Float[np.ndarray, " token"]:
+    def weights(self, ids: Ids) -> OfTokens:
         """The attention weights a_0j of [CLS], the first of these tokens."""
         return special.softmax(self.scores[ids])
 
-    def terms(
-        self, ids: Int[np.ndarray, " token"]
-    ) -> tuple[Float[np.ndarray, "class token"], Float[np.ndarray, " class"]]:
+    def terms(self, ids: Ids) -> tuple[Float[np.ndarray, "class token"], OfClasses]:
         """The contributions of each token and of the start to the margin of each class.
 
         The margin of class c is logit_c minus the mean of the other logits: the difference of two
@@ -56,14 +58,15 @@ class OneBlock:
         is the direction of the class, centred, too. Tokens, start and ``constants`` add up to the
         margin.
         """
-        parts = self.weights(ids)[:, None] * self.values[ids]
+        weights = self.weights(ids)[:, None]
+        parts = weights * self.values[ids]
         hidden = self.start + parts.sum(0)
         scale = np.sqrt(hidden.var() + self.epsilon)
         means = self.directions.mean(1, keepdims=True)
         centred = (self.directions - means) / scale
         return centred @ parts.T, centred @ self.start
 
-    def margins(self, ids: Int[np.ndarray, " token"]) -> Float[np.ndarray, " class"]:
+    def margins(self, ids: Ids) -> OfClasses:
         """The margin of each class; the largest is that of the class that is given."""
         tokens, start = self.terms(ids)
         return tokens.sum(1) + start + self.constants
@@ -96,7 +99,7 @@ class OneBlock:
             of_texts.append(pd.DataFrame(columns))
         return pd.concat(of_texts, ignore_index=True)
 
-    def special(self, ids: Int[np.ndarray, " token"]) -> Bool[np.ndarray, " token"]:
+    def special(self, ids: Ids) -> Bool[np.ndarray, " token"]:
         """True at [CLS] and [SEP], which every text has."""
         ends = [self.tokenizer.cls_token_id, self.tokenizer.sep_token_id]
         return np.isin(ids, ends)
@@ -140,7 +143,8 @@ def one_block(folder: Path | str) -> OneBlock:
         start = cls + attention.value.bias
     # A row less the mean of the others.
     labels = model.config.num_labels
-    others = (1 - torch.eye(labels, dtype=cls.dtype)) / (labels - 1)
+    same = torch.eye(labels, dtype=cls.dtype)
+    others = (1 - same) / (labels - 1)
     rows = dense.weight - others @ dense.weight
     offsets = dense.bias - others @ dense.bias
     arrays = {

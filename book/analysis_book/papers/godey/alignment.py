@@ -32,11 +32,13 @@ def chance_dimensions(run: Dynamics) -> float:
     # Values are not rotated.
     start = run["head_means"].query("step == step.min() and space != 'value'")
     rows = ["seed", "layer", "head", "space"]
-    means = start.pivot(index=rows, columns="dimension", values="mean").to_numpy()
-    units = means / np.linalg.norm(means, axis=1, keepdims=True)
-    squares = np.square(units).mean(0)
+    means = start.pivot(index=rows, columns="dimension", values="mean")
+    means = means.to_numpy()
+    lengths = np.linalg.norm(means, axis=1, keepdims=True)
+    squares = np.square(means / lengths).mean(0)
     correction = 1 + 2 / len(means)
-    ratio = correction * squares.sum() ** 2 / np.square(squares).sum()
+    ratio = correction * squares.sum() ** 2
+    ratio /= np.square(squares).sum()
     return float(np.clip(ratio, 1, run.head_width))
 
 
@@ -84,14 +86,20 @@ def head_ends(run: Dynamics) -> pd.DataFrame:
     table = run["qk_alignment"].sort_values("step", kind="stable")
     table = table.set_index(keys)
     last = table.groupby(keys)["cosine"].last()
-    side = np.sign(last).where(last.abs() > band, 0.0)
-    names = {1: "similar", -1: "opposite", 0: "within the band"}
+    outside = last.abs() > band
+    side = np.sign(last).where(outside, 0.0)
+    names = {
+        1: "similar",
+        -1: "opposite",
+        0: "within the band",
+    }
     heads = pd.DataFrame({"cosine": last, "ends": side.map(names)})
     beyond = table["cosine"] * side.reindex(table.index) > band
     first = table.loc[beyond, "step"].groupby(keys).min()
     heads["onset"] = first / max(run.steps[-1], 1)
     heads = heads.reset_index()
-    heads.insert(3, "part", third_of_layers(heads, run.layers))
+    parts = third_of_layers(heads, run.layers)
+    heads.insert(3, "part", parts)
     return heads
 
 
@@ -106,8 +114,11 @@ def third_of_layers(table: pd.DataFrame, depth: int) -> pd.Series:
     """
     size = max(1, round(depth / 3))
     layer = table["layer"]
-    conditions = [layer <= size, layer > depth - size]
-    names = np.select(conditions, ["first third", "last third"], "middle third")
+    names = np.select(
+        [layer <= size, layer > depth - size],
+        ["first third", "last third"],
+        "middle third",
+    )
     return pd.Series(names, table.index)
 
 
@@ -122,10 +133,12 @@ def cosine_of_layers(run: Dynamics) -> pd.DataFrame:
     keys = ["seed", "step", "layer"]
     rows = [*keys, "head", "dimension"]
     means = run["head_means"].pivot(index=rows, columns="space", values="mean")
+    query = means["query"]
+    key = means["key"]
     products = {
-        "dot": means["query"] * means["key"],
-        "query": means["query"] ** 2,
-        "key": means["key"] ** 2,
+        "dot": query * key,
+        "query": query**2,
+        "key": key**2,
     }
     sums = pd.DataFrame(products).groupby(keys).sum()
     lengths = np.sqrt(sums["query"] * sums["key"])
@@ -149,9 +162,10 @@ def agreement_of_seeds(run: Dynamics) -> Estimate:
         of_layers = wide[first].corrwith(wide[second])
         correlations.append(of_layers.mean())
     correlations = np.array(correlations)
+    mean = correlations.mean()
     without = []
     if len(run.seeds) >= FEWEST_SEEDS:
         for seed in run.seeds:
             kept = [seed not in pair for pair in pairs]
             without.append(correlations[kept].mean())
-    return jackknife(correlations.mean(), without)
+    return jackknife(mean, without)

@@ -91,13 +91,15 @@ def without_mean_of_others(model: LoadedModel, corpus: Corpus, **settings) -> Ta
         The tables ``anisotropy`` and ``centred`` of :class:`Centred`, and of a text model both with
         ``_without_first``, which pass over the first token of each text, as does the mean.
     """
-    units, _ = pd.factorize(pd.Series(corpus.units or range(len(corpus))))
+    names = corpus.units or range(len(corpus))
+    units, _ = pd.factorize(pd.Series(names))
     others = corpus.take(np.flatnonzero(units % 2 == 0))
     half = corpus.take(np.flatnonzero(units % 2 == 1))
     kinds = [(DimensionMeans(), Anisotropy, Centred)]
     if model.kind == "text":
         kinds.append((MeansWithoutFirst(), AnisotropyWithoutFirst, CentredWithoutFirst))
-    of_others = measure(model, others, [means for means, *_ in kinds], **settings)
+    means_of_others = [means for means, *_ in kinds]
+    of_others = measure(model, others, means_of_others, **settings)
     metrics = []
     for means, as_it_is, centred in kinds:
         table = of_others[means.name].query("token_type == 'all'")
@@ -134,7 +136,9 @@ def isotropic_excess(tables: LazyTables, name: str = "anisotropy") -> pd.Series:
 def isotropic(dimensions: pd.Series) -> pd.Series:
     """The 95th percentile of the cosine of random directions in so many dimensions."""
     # Once for each number of dimensions.
-    quantiles = {count: isotropic_cosine_quantile(float(count)) for count in dimensions.unique()}
+    quantiles = {}
+    for count in dimensions.unique():
+        quantiles[count] = isotropic_cosine_quantile(float(count))
     return dimensions.map(quantiles)
 
 
@@ -158,15 +162,17 @@ def curves(
     rows = comparison[table]
     if "space" in rows:
         rows = rows.query("space == 'hidden'")
-    rows = rows.assign(weights=np.where(rows["trained"], "trained", "untrained"))
+    trained = rows["trained"]
+    rows = rows.assign(weights=np.where(trained, "trained", "untrained"))
     keys = ["model", "weights", "stack", "width", "layer"]
     numbers = [value, "ci_low", "ci_high"]
+    by_layer = rows[~trained].groupby(keys, sort=False)
     twins = []
-    for labels, draws in rows[~rows["trained"]].groupby(keys, sort=False)[numbers]:
+    for labels, draws in by_layer[numbers]:
         estimates = map(Estimate, *draws.T.to_numpy())
         mean = seed_and_unit_interval(estimates)
         twins.append((*labels, *mean.row))
-    parts = [rows.loc[rows["trained"], keys + numbers]]
+    parts = [rows.loc[trained, keys + numbers]]
     # An empty table has no types, and would take those of the other away.
     if twins:
         parts.append(pd.DataFrame(twins, columns=keys + numbers))
@@ -202,8 +208,11 @@ def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:
                 f"{model} has no finite drift and cosine in layer {layer}: leave that layer out"
             )
         numbers = [math.nan] * 4
-        if len(part) > 2 and np.ptp(norm) and np.ptp(cosine):
-            numbers = [*stats.spearmanr(norm, cosine), *stats.pearsonr(norm, cosine)]
+        both_vary = np.ptp(norm) and np.ptp(cosine)
+        if len(part) > 2 and both_vary:
+            of_ranks = stats.spearmanr(norm, cosine)
+            of_values = stats.pearsonr(norm, cosine)
+            numbers = [*of_ranks, *of_values]
         rows.append((model, len(part), *numbers))
     columns = ["model", "layers", "spearman", "spearman_p", "pearson", "pearson_p"]
     return pd.DataFrame(rows, columns=columns)

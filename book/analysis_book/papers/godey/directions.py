@@ -8,10 +8,14 @@ from analysis_book.papers.godey.alignment import chance_band, chance_dimensions
 from analysis_book.papers.godey.dynamics import Dynamics, heads_shown
 from analysis_lib.errors import AnalysisError
 
+Vectors = Float[np.ndarray, "vector dim"]
+Directions = Float[np.ndarray, "two dim"]
+
 
 def singular_directions(
-    vectors: Float[np.ndarray, "vector dim"], towards: Float[np.ndarray, " dim"]
-) -> Float[np.ndarray, "two dim"]:
+    vectors: Vectors,
+    towards: Float[np.ndarray, " dim"],
+) -> Directions:
     """The first two right singular vectors of vectors that are not centred.
 
     Godey et al. 2024, sec. 5. They are the eigenvectors of XᵀX, in float64, with the largest
@@ -59,26 +63,32 @@ def projections(run: Dynamics) -> tuple[pd.DataFrame, pd.DataFrame]:
     means = _means(run).loc[first_seed]
     clouds = []
     paths = []
-    for end, (layer, head) in heads_shown(run["qk_alignment"]).items():
+    last_step = run.steps[-1]
+    shown = heads_shown(run["qk_alignment"])
+    for end, (layer, head) in shown.items():
         title = f"{end} (layer {layer}, head {head})"
         vectors = sampled.loc[layer, head]
-        last_key = vectors.loc[(run.steps[-1], "key")].mean().to_numpy()
+        of_head = means.loc[layer, head]
+        last_key = vectors.loc[(last_step, "key")].mean().to_numpy()
         for name, part in _choices(vectors).items():
             directions = singular_directions(part.to_numpy(), last_key)
             labels = {"directions": name, "head": title}
             clouds.append(_along(directions, vectors, labels))
-            paths.append(_along(directions, means.loc[layer, head], labels))
-    return pd.concat(clouds, ignore_index=True), pd.concat(paths, ignore_index=True)
+            paths.append(_along(directions, of_head, labels))
+    sampled_rows = pd.concat(clouds, ignore_index=True)
+    mean_rows = pd.concat(paths, ignore_index=True)
+    return sampled_rows, mean_rows
 
 
 def _along(
-    directions: Float[np.ndarray, "two dim"],
+    directions: Directions,
     vectors: pd.DataFrame,
     labels: dict[str, str],
 ) -> pd.DataFrame:
     """The coordinates x and y of vectors, a row for each with its index and labels as columns."""
     coordinates = vectors.to_numpy() @ directions.T
-    table = pd.DataFrame(coordinates, vectors.index, ["x", "y"]).reset_index()
+    table = pd.DataFrame(coordinates, vectors.index, ["x", "y"])
+    table = table.reset_index()
     table.insert(0, "head", labels["head"])
     table.insert(0, "directions", labels["directions"])
     return table
@@ -99,21 +109,27 @@ def shared_drift(run: Dynamics) -> pd.DataFrame:
     """
     keys = ["seed", "layer", "head"]
     band = chance_band(chance_dimensions(run))
+    start = run.steps[0]
+    end = run.steps[-1]
     rows = []
     for labels, head in _means(run).groupby(keys):
         means = head.droplevel(keys)
-        drift = means.loc[run.steps[-1]] - means.loc[run.steps[0]]
-        units = drift.div(np.linalg.norm(drift, axis=1), axis=0)
+        drift = means.loc[end] - means.loc[start]
+        lengths = np.linalg.norm(drift, axis=1)
+        units = drift.div(lengths, axis=0)
         last = means.iloc[-1].to_numpy()
         shares = {}
         for name, part in _choices(means).items():
             line = singular_directions(part.to_numpy(), last)[0]
             shares[name] = np.square(units @ line)
         of_both = shares["both"].min()
-        of_other = min(shares["keys"]["query"], shares["queries"]["key"])
+        of_query = shares["keys"]["query"]
+        of_key = shares["queries"]["key"]
+        of_other = min(of_query, of_key)
         rows.append(("of both", *labels, of_both, (1 + band) / 2))
         rows.append(("of the other", *labels, of_other, band**2))
-    return pd.DataFrame(rows, columns=["direction", *keys, "share", "chance"])
+    columns = ["direction", *keys, "share", "chance"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _means(run: Dynamics) -> pd.DataFrame:
