@@ -356,7 +356,7 @@ def record_removed(**models: tuple[Corpus, Iterable[int]]) -> None:
 
 
 def effects(names: Iterable[str], *corpora: Corpus) -> pd.DataFrame:
-    """What comes with the book of :func:`removed`, of some models on some texts.
+    """The shipped rows of :func:`removed`, of some models on some texts.
 
     Returns:
         What ``figures.dimensions`` takes.

@@ -1,4 +1,4 @@
-"""What interventions did, as it comes with the book: files in ``data/measurements/causes``.
+"""Recorded effects of interventions: files in ``data/measurements/causes``.
 
 Each has one row per number.
 """

@@ -445,8 +445,7 @@ def layer_by_layer(
 
 
 def first_tokens(model: str, corpus: Corpus) -> pd.DataFrame:
-    """The spike and the sink of a causal model, layer by layer, as they come with the book, or
-    measured.
+    """The spike and the sink of a causal model, layer by layer: as shipped, or measured.
 
     Returns:
         Columns layer; height, of the first token, mean over texts; received, the attention that its

@@ -54,8 +54,7 @@ def chance_band(dimensions: float) -> float:
 def chance_of_cosine(
     cosine: Float[np.ndarray, "*points"], dimensions: float
 ) -> Float[np.ndarray, "*points"]:
-    r"""The probability P(|cos| ≥ |c|) that two independent directions are as much alike, or as
-    opposite.
+    r"""The probability P(|cos| ≥ |c|) that independent directions are as alike, or as opposite.
 
     (1 + cos) / 2 follows a Beta((d − 1)/2, (d − 1)/2) law, so that it is twice the upper tail at (1
     + |c|) / 2.

@@ -56,8 +56,7 @@ VERSION = 1
 
 
 class Dynamics(dict[str, pd.DataFrame]):
-    """The tables of every checkpoint of a run. Each is one DataFrame whose first columns are seed
-    and step.
+    """The tables of every checkpoint of a run, each with the first columns seed and step.
 
     Besides those of ``METRICS``: ``losses`` of the training; ``baselines``, what counting gives on
     its held-out texts, without seed and step; and ``vectors``, the sampled queries and keys of the
@@ -77,9 +76,7 @@ class Dynamics(dict[str, pd.DataFrame]):
 
     @property
     def code_warning(self) -> str:
-        """For a page to show: that the measurements may not be what the code gives today, or an
-        empty text.
-        """
+        """For a page: that the code may give other numbers today, or an empty text."""
         outdated = [] if is_current(self.about, _formulas()) else [title(self.about["run"])]
         return shipping.code_warning(outdated)
 
@@ -114,14 +111,12 @@ class Dynamics(dict[str, pd.DataFrame]):
         return Dynamics(tables, {**self.about, "seeds": [seed]})
 
     def save(self, folder: Path) -> None:
-        """Write one Parquet file per table, then ``dynamics.json``, which says what was
-        measured.
-        """
+        """Write one Parquet file per table, then ``dynamics.json``, which says what they are of."""
         save_tables(self, output(folder, self.about["run"], self.about["data"]), self.about)
 
     @classmethod
     def load(cls, folder: Path) -> "Dynamics":
-        """What ``save`` has written."""
+        """Read the tables that ``save`` has written."""
         about = files.read_json(folder / DESCRIPTION)
         paths = sorted(folder.glob("*.parquet"))
         tables = {path.stem: files.read(path, pd.read_parquet) for path in paths}
@@ -313,8 +308,7 @@ def sample_vectors(
 
 
 def heads_shown(alignment: pd.DataFrame) -> dict[str, tuple[int, int]]:
-    """The heads whose mean query and key end most ``similar``, and most ``opposite``, in the first
-    seed.
+    """The heads of the first seed whose mean query and key end most ``similar`` or ``opposite``.
 
     Returns:
         By these two names, (layer, head), both counted from 1.
