@@ -1,5 +1,4 @@
-"""What an experiment of each paper needs beyond measuring; the claims, and the verdict of a model
-on each.
+"""The experiments of each paper, beyond measuring; the claims, and the verdict of a model on each.
 
 To add a figure with a claim, write the claim into ``data/claims/PAPER.yml`` (its fields are those
 of ``claims.Claim``), and into a notebook of ``book/`` a cell that draws and a cell with the number

@@ -1,6 +1,4 @@
-"""Causes: what attention and vectors become when dimensions or directions are changed, one layer at
-a time.
-"""
+"""Causes: attention and vectors when dimensions or directions change, one layer at a time."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -30,12 +28,14 @@ TABLES = ("dimension_means", "score_contributions", "attention_by_token_type", "
 Arms = Mapping[str, Mapping[int, Replace]]
 # By attention layer.
 Dimensions = Mapping[int, list[int]]
+Statistic = Callable[[TableSet], pd.Series]
 Quantities = Callable[[LoadedModel, Corpus, Replace, int], pd.DataFrame]
 
 
 class DimensionVariances(Metric):
-    """Columns: layer, dimension, variance of what the attention of a layer reads, over all
-    tokens.
+    """The variance over all tokens of each dimension of the input of attention.
+
+    Columns: layer, dimension, variance.
     """
 
     name = "dimension_variances"
@@ -43,56 +43,78 @@ class DimensionVariances(Metric):
     axes = ("dimension",)
 
     def update(self, activations: capture.Activations) -> None:
-        if (read := activations.spaces.get("attention_input")) is not None:
-            values = read.values.double() * read.tokens.counted[:, None, :, None]
-            self.add(("sum", activations.layer), values.sum((1, 2)), activations)
-            self.add(("square", activations.layer), values.square().sum((1, 2)), activations)
-            self.add(("tokens", activations.layer), read.counts.unsqueeze(1), activations)
+        read = activations.spaces.get("attention_input")
+        if read is None:
+            return
+        layer = activations.layer
+        counted = read.tokens.counted[:, None, :, None]
+        values = read.values.double() * counted
+        sums = {
+            "sum": values.sum((1, 2)),
+            "square": values.square().sum((1, 2)),
+            "tokens": read.counts.unsqueeze(1),
+        }
+        for name, of_texts in sums.items():
+            self.add((name, layer), of_texts, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
-        mean, square = sums["sum"] / sums["tokens"], sums["square"] / sums["tokens"]
-        return {"variance": square - mean**2}
+        mean = sums["sum"] / sums["tokens"]
+        mean_square = sums["square"] / sums["tokens"]
+        return {"variance": mean_square - mean**2}
 
 
 def attention_in(tables: TableSet, layer: int) -> pd.Series:
-    """Of one layer, means over heads: the weight of a key of each type, and the normalised
-    entropy.
-    """
-    weights, entropy = tables["attention_by_token_type"], tables["attention_entropy"]
-    rows = weights[weights["layer"] == layer]
-    kinds = rows["key_type"].unique()
+    """The weight of a key of each type in a layer, and the normalised entropy: means over heads."""
+    weights = tables["attention_by_token_type"]
+    weights = weights[weights["layer"] == layer]
+    kinds = weights["key_type"].unique()
     # In the order of the table, heads by types: grouping would take most of a page's time.
-    found = pd.Series(rows["weight"].to_numpy().reshape(-1, len(kinds)).mean(0), [*kinds]).reindex(
-        TOKEN_TYPES
-    )
-    found["entropy"] = entropy.loc[entropy["layer"] == layer, "entropy_normalised"].mean()
-    return found
+    by_head = weights["weight"].to_numpy().reshape(-1, len(kinds))
+    means = pd.Series(by_head.mean(0), [*kinds])
+    means = means.reindex(TOKEN_TYPES)
+    entropy = tables["attention_entropy"]
+    in_layer = entropy["layer"] == layer
+    means["entropy"] = entropy.loc[in_layer, "entropy_normalised"].mean()
+    return means
 
 
-def left_out(tables: Tables, statistic: object) -> pd.DataFrame:
-    """A statistic that is a Series on the whole corpus, ``all``, and without each jackknife group:
-    one column each.
-    """
-    found: list[pd.Series] = []
-    tables.interval(lambda t: found.append(statistic(t)) or 0.0)
-    return pd.concat(found, axis=1, keys=[WHOLE, *map(str, tables.groups)])
+def left_out(tables: Tables, statistic: Statistic) -> pd.DataFrame:
+    """A statistic on the whole corpus, ``all``, and without each jackknife group, as columns."""
+    columns: list[pd.Series] = []
+
+    def collect(part: TableSet) -> float:
+        columns.append(statistic(part))
+        return 0.0
+
+    tables.interval(collect)
+    names = [WHOLE, *map(str, tables.groups)]
+    return pd.concat(columns, axis=1, keys=names)
 
 
-def attention(model: LoadedModel, corpus: Corpus, change: Replace, layer: int) -> pd.DataFrame:
-    """:func:`attention_in` a layer under a change, :func:`left_out`."""
+def attention(
+    model: LoadedModel,
+    corpus: Corpus,
+    change: Replace,
+    layer: int,
+) -> pd.DataFrame:
+    """The :func:`attention_in` a layer under a change, :func:`left_out`."""
     metrics = "attention_by_token_type,attention_entropy"
     tables = measure(model, corpus, metrics, intervention=(change,), progress=False)
     return left_out(tables, lambda t: attention_in(t, layer))
 
 
 def layer_by_layer(
-    model: LoadedModel, corpus: Corpus, arms: Arms, of: Quantities = attention, name: str = ""
+    model: LoadedModel,
+    corpus: Corpus,
+    arms: Arms,
+    quantities: Quantities = attention,
+    name: str = "",
 ) -> pd.DataFrame:
-    """What becomes of each layer when only that layer is changed.
+    """Quantities of each layer when only that layer is changed.
 
     Args:
         arms: by the name of an arm and the layer that is looked at, the change.
-        of: what is measured: by quantity, on all texts and without each jackknife group.
+        quantities: what is measured: by quantity, on all texts and without each jackknife group.
         name: of a file of such rows in ``data/measurements/causes``, which is read if it has these
             arms on these texts.
 
@@ -102,89 +124,122 @@ def layer_by_layer(
         between arms.
     """
     known = shipped(name, corpus)
-    if known is not None and {*arms} <= {*known.index.unique("arm")}:
-        return known.loc[[*arms]]
-    found = {
-        (a, i): of(model, corpus, change, i)
-        for a, changes in arms.items()
-        for i, change in changes.items()
-    }
-    rows = pd.concat(found, names=["arm", "layer", "quantity"])
+    if known is not None:
+        known_arms = known.index.unique("arm")
+        if {*arms} <= {*known_arms}:
+            return known.loc[[*arms]]
+    measured = {}
+    for arm_name, changes in arms.items():
+        for layer, change in changes.items():
+            measured[arm_name, layer] = quantities(model, corpus, change, layer)
+    rows = pd.concat(measured, names=["arm", "layer", "quantity"])
     return rows.reorder_levels(["arm", "quantity", "layer"])
 
 
 def shipped(name: str, corpus: Corpus) -> pd.DataFrame | None:
-    """The rows of a file in ``data/measurements/causes``; None where there is none, or of other
-    texts.
-    """
+    """The rows of a file in ``data/measurements/causes``; None without it, or on other texts."""
     if not recorded.path(name).is_file():
         return None
     rows = recorded.read(name)
-    same = rows.pop("texts").eq(recorded.texts_of(corpus)).all()
-    return rows.set_index(["arm", "quantity", "layer"]) if same else None
+    texts = rows.pop("texts")
+    if (texts != recorded.texts_of(corpus)).any():
+        return None
+    return rows.set_index(["arm", "quantity", "layer"])
 
 
-def ship(rows: pd.DataFrame, name: str, corpus: Corpus) -> None:
+def ship(
+    rows: pd.DataFrame,
+    name: str,
+    corpus: Corpus,
+) -> None:
     """Write the file that :func:`shipped` reads."""
-    recorded.write(name, [(rows.dropna().reset_index(), {"texts": recorded.texts_of(corpus)})])
+    table = rows.dropna().reset_index()
+    keys = {"texts": recorded.texts_of(corpus)}
+    recorded.write(name, [(table, keys)])
 
 
 def interval(values: pd.Series) -> Estimate:
     """The jackknife interval over texts of a number of the columns of :func:`layer_by_layer`."""
-    return jackknife(values[WHOLE], values.drop(WHOLE).tolist())
+    without_each_group = values.drop(WHOLE).tolist()
+    return jackknife(values[WHOLE], without_each_group)
 
 
-def arm(where: str, dimensions: Dimensions, **how: object) -> dict[int, Replace]:
-    """The change of some dimensions of what the attention of each layer reads, by means and vectors
-    of other articles.
+def arm(
+    where: str,
+    dimensions: Dimensions,
+    **options: object,
+) -> dict[int, Replace]:
+    """The change of some dimensions of the input of attention, by layer.
 
-    On the residual stream, what attention layer l reads is what block l − 1 gives.
+    Means and vectors are of other articles, unless the options say otherwise. On the residual
+    stream, what attention layer l reads is what block l − 1 gives.
     """
-    how = {"of": "same" if how["by"] == "zero" else "others"} | how
+    source = "same" if options["by"] == "zero" else "others"
+    options = {"of": source} | options
     back = 1 if where == "residual" else 0
-    return {
-        layer: Replace(where, layers=(layer - back,), dimensions=tuple(d), **how)
-        for layer, d in dimensions.items()
-    }
+    changes = {}
+    for layer, chosen in dimensions.items():
+        changed = (layer - back,)
+        changes[layer] = Replace(where, layers=changed, dimensions=tuple(chosen), **options)
+    return changes
 
 
 def drift(model: LoadedModel, corpus: Corpus) -> pd.DataFrame:
-    """Rows of :func:`layer_by_layer` without the mean query of each head, of other texts, or
-    without the mean key.
+    """Rows of :func:`layer_by_layer` without the mean query of each head, or the mean key.
 
-    The mean key, which moves nothing, is taken away in every fifth layer.
+    The means are of other texts. The mean key, which moves nothing, is taken away in every fifth
+    layer.
     """
     layers = range(1, len([*model.attending]) + 1)
-    arms = {"unchanged": {layer: Replace("query", by="nothing") for layer in layers}}
-    for space, some in (("query", layers), ("key", layers[::5])):
-        arms[space] = {
-            layer: Replace(space, layers=(layer,), by="centre", of="others") for layer in some
-        }
+    unchanged = Replace("query", by="nothing")
+    arms = {"unchanged": dict.fromkeys(layers, unchanged)}
+    changed_layers = {"query": layers, "key": layers[::5]}
+    for space, some in changed_layers.items():
+        changes = {}
+        for layer in some:
+            changes[layer] = Replace(space, layers=(layer,), by="centre", of="others")
+        arms[space] = changes
     return layer_by_layer(model, corpus, arms)
 
 
 def outliers(tables: TableSet) -> Dimensions:
-    """By attention layer, the outlier dimensions of what it reads, by the rule of Maruta and
-    Matsuzaki (2024).
-    """
+    """The outlier dimensions of what each attention layer reads (Maruta and Matsuzaki 2024)."""
     layers = sorted(tables["attention_entropy"]["layer"].unique())
-    return {int(layer): [*map(int, maruta.read_by(tables, [layer]))] for layer in layers}
+    dimensions = {}
+    for layer in layers:
+        outlying = maruta.read_by(tables, [layer])
+        dimensions[int(layer)] = [*map(int, outlying)]
+    return dimensions
 
 
-def largest(tables: TableSet, counts: Dimensions, key_type: str = "cls") -> Dimensions:
-    """By attention layer, the dimensions of largest |C_j| for keys of a type, mean over heads, as
-    many as in others.
+def largest(
+    tables: TableSet,
+    counts: Dimensions,
+    key_type: str = "cls",
+) -> Dimensions:
+    """The dimensions of largest |C_j| for keys of a type, mean over heads, by attention layer.
+
+    Args:
+        counts: as many dimensions of each layer are taken as it has here.
     """
     rows = tables["score_contributions"].query(f"key_type == '{key_type}'")
-    sizes = rows["contribution"].abs().groupby([rows["layer"], rows["dimension"]]).mean()
-    return {
-        i: [*map(int, sizes[i].nlargest(len(d)).index)] if i in sizes else []
-        for i, d in counts.items()
-    }
+    sizes = rows["contribution"].abs()
+    sizes = sizes.groupby([rows["layer"], rows["dimension"]]).mean()
+    dimensions = {}
+    for layer, others in counts.items():
+        dimensions[layer] = []
+        if layer in sizes:
+            leading = sizes[layer].nlargest(len(others))
+            dimensions[layer] = [*map(int, leading.index)]
+    return dimensions
 
 
 def random_arms(
-    where: str, named: Dimensions, tables: TableSet, sets: int, **how: object
+    where: str,
+    named: Dimensions,
+    tables: TableSet,
+    sets: int,
+    **options: object,
 ) -> dict[str, dict[int, Replace]]:
     """Arms of as many dimensions as are named, drawn so many times in two ways.
 
@@ -194,98 +249,133 @@ def random_arms(
     Args:
         tables: with :class:`DimensionVariances`.
     """
-    logs = np.log(
-        tables["dimension_variances"].pivot(index="layer", columns="dimension", values="variance")
-    )
-    found = {}
+    variances = tables["dimension_variances"]
+    variances = variances.pivot(index="layer", columns="dimension", values="variance")
+    logs = np.log(variances)
+    arms = {}
     for kind in ("random", "matched"):
-        draws = np.random.default_rng(0)
+        matched = kind == "matched"
+        random = np.random.default_rng(0)
         for number in range(1, sets + 1):
-            drawn: dict[int, list[int]] = {layer: [] for layer in named}
+            drawn = {}
             for layer, dimensions in named.items():
-                for dimension in logs.loc[layer, dimensions].sort_values(ascending=False).index:
-                    taken = drawn[layer] + (dimensions if kind == "matched" else [])
-                    distance = (logs.loc[layer] - logs.loc[layer, dimension]).abs().drop(taken)
-                    near = distance.nsmallest(NEAREST) if kind == "matched" else distance
-                    drawn[layer].append(int(draws.choice(near.index)))
-            found[f"{kind} {number}"] = arm(where, drawn, **how)
-    return found
+                of_layer = logs.loc[layer]
+                drawn[layer] = _drawn(of_layer, dimensions, matched, random)
+            arms[f"{kind} {number}"] = arm(where, drawn, **options)
+    return arms
 
 
-def removed(model: LoadedModel, corpus: Corpus, dimensions: Iterable[int]) -> pd.DataFrame:
-    """What a layer attends to when its keys are made without a dimension, which has its mean over
-    other articles there.
+def _drawn(
+    logs: pd.Series,
+    named: list[int],
+    matched: bool,
+    random: np.random.Generator,
+) -> list[int]:
+    """One dimension for each named one, given the logarithms of the variances of a layer."""
+    drawn: list[int] = []
+    for dimension in logs[named].sort_values(ascending=False).index:
+        distance = (logs - logs[dimension]).abs().drop(drawn)
+        if matched:
+            distance = distance.drop(named).nsmallest(NEAREST)
+        drawn.append(int(random.choice(distance.index)))
+    return drawn
 
-    Taken away are some dimensions and the :func:`outliers` of the layer, ``alone``, and all of
-    these outliers ``together``; in one layer at a time.
+
+def removed(
+    model: LoadedModel,
+    corpus: Corpus,
+    dimensions: Iterable[int],
+) -> pd.DataFrame:
+    """The attention of a layer when its keys are made without a dimension.
+
+    In its place stands its mean over other articles. Taken away are some dimensions and the
+    :func:`outliers` of the layer, ``alone``, and all of these outliers ``together``; in one layer
+    at a time.
 
     Returns:
         Columns model (its title), layer, dimension, arm, key_type, effect (the change of the mean
         weight of a key, over heads, as a part of what that was), ci_low, ci_high, groups: what
         ``figures.dimensions`` takes. What is done together has rows for each of its dimensions.
     """
-    groups = outliers(measure(model, corpus, list(TABLES), progress=False))
-    sets = {
-        layer: {(d,) for d in (*dimensions, *group)} | {tuple(group)} - {()}
-        for layer, group in groups.items()
-    }
+    tables = measure(model, corpus, list(TABLES), progress=False)
+    groups = outliers(tables)
+    # Which layers each set of dimensions, sorted, is taken away from.
+    layers_of: dict[tuple[int, ...], list[int]] = {}
+    for layer, group in groups.items():
+        sets = {(dimension,) for dimension in (*dimensions, *group)}
+        if group:
+            sets.add(tuple(group))
+        for chosen in sets:
+            layers_of.setdefault(chosen, []).append(layer)
     arms = {"": arm("key_side", groups, by="nothing")}
-    for one in sorted(set().union(*sets.values())):
-        arms[" ".join(map(str, one))] = arm(
-            "key_side", {i: [*one] for i in sets if one in sets[i]}, by="mean"
-        )
-    rows = layer_by_layer(model, corpus, arms).drop("entropy", level="quantity").dropna()
-    changes = (rows / rows.groupby(["quantity", "layer"]).transform("first") - 1).drop(
-        "", level="arm"
-    )
-    found = pd.DataFrame(
-        [recorded.as_columns(interval(change)) for _, change in changes.iterrows()], changes.index
-    )
-    found = found.reset_index().rename(columns={"quantity": "key_type", "value": "effect"})
-    dimension = found["arm"].str.split()
-    found["arm"] = dimension.str.len().gt(1).map({False: "alone", True: "together"})
-    found = (
-        found.assign(model=title(model.name), dimension=dimension)
-        .explode("dimension")
-        .astype({"dimension": int})
-    )
-    order = [
+    for chosen, layers in sorted(layers_of.items()):
+        name = " ".join(map(str, chosen))
+        by_layer = {layer: [*chosen] for layer in layers}
+        arms[name] = arm("key_side", by_layer, by="mean")
+    rows = layer_by_layer(model, corpus, arms)
+    rows = rows.drop("entropy", level="quantity")
+    rows = rows.dropna()
+    unchanged = rows.groupby(["quantity", "layer"]).transform("first")
+    changes = (rows / unchanged - 1).drop("", level="arm")
+    numbers = []
+    for _, change in changes.iterrows():
+        estimate = interval(change)
+        numbers.append(recorded.as_columns(estimate))
+    table = pd.DataFrame(numbers, changes.index).reset_index()
+    table = table.rename(columns={"quantity": "key_type", "value": "effect"})
+    dimension = table["arm"].str.split()
+    several = dimension.str.len() > 1
+    table["arm"] = np.where(several, "together", "alone")
+    table = table.assign(model=title(model.name), dimension=dimension)
+    table = table.explode("dimension")
+    table = table.astype({"dimension": int})
+    order = ["layer", "dimension", "arm"]
+    columns = [
         "model",
-        "layer",
-        "dimension",
-        "arm",
+        *order,
         "key_type",
         "effect",
         "ci_low",
         "ci_high",
         "groups",
     ]
-    return found[order].sort_values(order[1:4], kind="stable", ignore_index=True)
+    return table[columns].sort_values(order, kind="stable", ignore_index=True)
 
 
-def record_removed(**given: tuple[Corpus, Iterable[int]]) -> None:
-    """Write what comes with the book of :func:`removed`: by model, the corpus that it reads, and
-    dimensions.
+def record_removed(**models: tuple[Corpus, Iterable[int]]) -> None:
+    """Write what comes with the book of :func:`removed`.
+
+    Args:
+        models: by name, the corpus that it reads, and dimensions.
     """
-    found = (
-        (removed(load_model(name), *of), recorded.place_of(name, of[0]))
-        for name, of in given.items()
-    )
-    recorded.write(REMOVED, found)
+    tables = []
+    for name, (corpus, dimensions) in models.items():
+        rows = removed(load_model(name), corpus, dimensions)
+        tables.append((rows, recorded.origin(name, corpus)))
+    recorded.write(REMOVED, tables)
 
 
 def effects(names: Iterable[str], *corpora: Corpus) -> pd.DataFrame:
-    """What comes with the book of :func:`removed`, of some models on some texts, as
-    ``figures.dimensions`` takes it.
+    """The shipped rows of :func:`removed`, of some models on some texts.
+
+    Returns:
+        What ``figures.dimensions`` takes.
     """
     rows = recorded.read(REMOVED)
-    rows = rows[rows["model"].isin([*names]) & rows["texts"].isin(map(recorded.texts_of, corpora))]
-    return rows.assign(model=rows["model"].map(title)).drop(columns=["groups", "texts"])
+    of_models = rows["model"].isin([*names])
+    on_texts = rows["texts"].isin(map(recorded.texts_of, corpora))
+    rows = rows[of_models & on_texts]
+    rows = rows.assign(model=rows["model"].map(title))
+    return rows.drop(columns=["groups", "texts"])
 
 
-def same_article(model: LoadedModel, corpus: Corpus, change: Replace, _layer: int) -> pd.DataFrame:
-    """How well the cosine of their mean vectors tells two texts of one article from two of
-    different ones.
+def same_article(
+    model: LoadedModel,
+    corpus: Corpus,
+    change: Replace,
+    _layer: int,
+) -> pd.DataFrame:
+    """How well the cosine of mean vectors tells texts of one article from those of others.
 
     The area under the ROC curve: the probability that another text of its article is more like a
     text than one of another article, mean over texts; see
@@ -299,33 +389,38 @@ def same_article(model: LoadedModel, corpus: Corpus, change: Replace, _layer: in
     Returns:
         The row ``area``, as of :func:`left_out`.
     """
-    settings, found = Settings(intervention=(change,)), {}
-    last, changes = sum(map(len, model.stacks.values())), changes_of(model, corpus, settings)
+    settings = Settings(intervention=(change,))
+    changes = changes_of(model, corpus, settings)
+    last = sum(map(len, model.stacks.values()))
+    texts = range(len(corpus))
+    vectors: dict[int, np.ndarray] = {}
 
     def receive(activations: capture.Activations) -> None:
         if activations.layer == last:
-            means = (hidden := activations.spaces["hidden"]).sum[:, 0] / hidden.counts.unsqueeze(1)
-            found.update(zip(activations.tokens.groups, means.double().cpu().numpy(), strict=True))
+            hidden = activations.spaces["hidden"]
+            means = hidden.sum[:, 0] / hidden.counts.unsqueeze(1)
+            means = means.double().cpu().numpy()
+            vectors.update(zip(activations.tokens.groups, means, strict=True))
 
-    for batch in capture.batches(
-        model, corpus.items, range(len(corpus)), settings, capture.Reading()
-    ):
+    for batch in capture.batches(model, corpus.items, texts, settings, capture.Reading()):
         capture.run(model, batch, frozenset({"hidden"}), receive, changes=changes)
-    similar = directions.cosines(np.stack([found[i] for i in range(len(corpus))]))
-    articles, groups = (
-        np.unique(corpus.units, return_inverse=True)[1],
-        np.array(corpus.groups(GROUPS)),
-    )
+    in_order = np.stack([vectors[text] for text in texts])
+    similar = directions.cosines(in_order)
+    _, articles = np.unique(corpus.units, return_inverse=True)
 
     def area(kept: np.ndarray) -> float:
-        rows, labels, every = similar[np.ix_(kept, kept)], articles[kept], np.ones(len(kept), bool)
-        return float(
-            np.nanmean(
-                np.concatenate([directions.areas(rows, labels == a, every) for a in set(labels)])
-            )
-        )
+        rows = similar[np.ix_(kept, kept)]
+        labels = articles[kept]
+        every = np.ones(len(kept), bool)
+        areas = []
+        for article in set(labels):
+            own = labels == article
+            areas.append(directions.areas(rows, own, every))
+        return float(np.nanmean(np.concatenate(areas)))
 
-    places = {WHOLE: groups >= 0} | {str(group): groups != group for group in np.unique(groups)}
-    return pd.DataFrame(
-        {name: [area(np.flatnonzero(kept))] for name, kept in places.items()}, index=["area"]
-    )
+    groups = np.array(corpus.groups(GROUPS))
+    numbers = {WHOLE: area(np.arange(len(corpus)))}
+    for group in np.unique(groups):
+        kept = np.flatnonzero(groups != group)
+        numbers[str(group)] = area(kept)
+    return pd.DataFrame(numbers, index=["area"])

@@ -1,6 +1,4 @@
-"""Claims are data, in ``data/claims``; verdicts are computed, from the number that decides a claim
-and its interval.
-"""
+"""Claims are data, in ``data/claims``; verdicts are computed, from numbers and their intervals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -98,9 +96,8 @@ def load(paper: str) -> dict[str, Claim]:
         )
     path = data_directory() / "claims" / f"{paper}.yml"
     try:
-        claims = [
-            Claim(**fields) for fields in yaml.safe_load(path.read_text(encoding="utf-8")) or []
-        ]
+        rows = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+        claims = [Claim(**fields) for fields in rows]
     except (OSError, TypeError, yaml.YAMLError) as error:
         raise AnalysisError(f"{path} cannot be read as a list of claims: {error}") from error
     return {claim.id: claim for claim in claims}
@@ -120,47 +117,79 @@ def claim(name: str) -> Claim:
     return claims[name]
 
 
-def verdict(found: Estimate, bound: float, direction: str = "above") -> str:
-    """``holds`` where the whole interval lies on the claimed side of the bound, ``does not hold``
-    on the other.
+def verdict(
+    estimate: Estimate,
+    bound: float,
+    direction: str = "above",
+) -> str:
+    """The verdict on a claim, by the side of the bound that an estimate lies on.
 
-    An interval that contains the bound leaves the claim ``undecided``. A number that has no
-    interval decides nothing (``no interval``), and where there is no number the claim is ``not
-    applicable``.
+    It ``holds`` where the whole interval lies on the claimed side, and ``does not hold`` where it
+    lies on the other. An interval that contains the bound leaves the claim ``undecided``. A number
+    that has no interval decides nothing (``no interval``), and where there is no number the claim
+    is ``not applicable``.
 
     >>> intervals = (0.1, 0.3), (-0.1, 0.5), (math.nan, math.nan)
     >>> [verdict(Estimate(0.2, *ends), 0.0) for ends in intervals]
     ['holds', 'undecided', 'no interval']
     """
-    if math.isnan(found.value):
+    if math.isnan(estimate.value):
         return NOT_APPLICABLE
-    return {"": NO_INTERVAL, "undecided": UNDECIDED, direction: HOLDS}.get(found.side(bound), FAILS)
+    side = estimate.side(bound)
+    if not side:
+        return NO_INTERVAL
+    if side == "undecided":
+        return UNDECIDED
+    return HOLDS if side == direction else FAILS
 
 
 def judged(
-    name: str, found: Estimate | Sequence[Estimate], sample: str = "", p: float | None = None
+    name: str,
+    estimates: Estimate | Sequence[Estimate],
+    sample: str = "",
+    p: float | None = None,
 ) -> dict:
     """A claim with the number that decides it and the verdict: a row of :func:`verdicts`.
 
     Args:
-        name: the id of the claim.
-        found: the number; of several, such as one per layer, each has to lie beyond the bound: see
+        name: the id of the claim. estimates: the number; of several, such as one per layer, each
+        has to lie beyond the bound: see
             :func:`~analysis_lib.metrics.intervals.least`.
         sample: what it was measured on.
         p: where it is known, instead of that of the number.
     """
-    about = claim(name)
-    below = about.direction == "below"
-    parts = [found] if isinstance(found, Estimate) else [*found]
-    number = least([-part if below else part for part in parts]) if parts else Estimate(math.nan)
-    p = number.p(-about.bound if below else about.bound) if p is None else p
-    number = (-number if below else number).within(*about.limits)
-    what = {"id": name, "claim": about.sentence, "source": about.source, "quantity": about.quantity}
-    what["formula"] = about.formula
-    numbers = dict(zip(("value", "ci_low", "ci_high"), number.row, strict=True))
-    numbers |= {"draws": number.draws, "p": p, "bound": about.bound, "direction": about.direction}
-    told = verdict(number, about.bound, about.direction)
-    return what | numbers | {"rationale": about.rationale, "sample": sample, "verdict": told}
+    decided = claim(name)
+    several = [estimates] if isinstance(estimates, Estimate) else [*estimates]
+    bound = decided.bound
+    below = decided.direction == "below"
+    if below:
+        # All lie below the bound where the least of their negatives lies above its negative.
+        several = [-estimate for estimate in several]
+        bound = -bound
+    number = least(several) if several else Estimate(math.nan)
+    if p is None:
+        p = number.p(bound)
+    if below:
+        number = -number
+    number = number.within(*decided.limits)
+    value, ci_low, ci_high = number.row
+    return {
+        "id": name,
+        "claim": decided.sentence,
+        "source": decided.source,
+        "quantity": decided.quantity,
+        "formula": decided.formula,
+        "value": value,
+        "ci_low": ci_low,
+        "ci_high": ci_high,
+        "draws": number.draws,
+        "p": p,
+        "bound": decided.bound,
+        "direction": decided.direction,
+        "rationale": decided.rationale,
+        "sample": sample,
+        "verdict": verdict(number, decided.bound, decided.direction),
+    }
 
 
 def verdicts(
@@ -192,33 +221,34 @@ def verdicts(
             f"the tables are {shown(tables)}: give what measure returns, or several by model"
         )
     if not of_one_model:
-        found = {model: verdicts(statistics, of_model) for model, of_model in tables.items()}
-        return pd.concat(
-            [rows.assign(model=model) for model, rows in found.items()], ignore_index=True
-        )
+        parts = []
+        for model, of_model in tables.items():
+            rows = verdicts(statistics, of_model)
+            parts.append(rows.assign(model=model))
+        return pd.concat(parts, ignore_index=True)
     run = tables.run
     sample = f"{run['texts']:,} {PLURAL[run.get('kind', 'text')]} of {run['data']}"
     if run.get("units", run["texts"]) < FEW_UNITS:
         sample += f", {run.get('units', run['texts'])} independent"
     if isinstance(tables, measurement.Shipped):
-        found = recorded(tables.folder.name)
-        found = found[found["id"].isin(statistics)].assign(sample=sample)
+        table = recorded(tables.folder.name)
+        table = table[table["id"].isin(statistics)].assign(sample=sample)
     else:
-        found = pd.DataFrame(
-            [judged(name, one, sample) for name, one in tables.intervals(statistics).items()]
-        )
-    found.insert(0, "model", title(run["model"]))
-    return found.reset_index(drop=True)
+        estimates = tables.intervals(statistics)
+        rows = [judged(name, estimate, sample) for name, estimate in estimates.items()]
+        table = pd.DataFrame(rows)
+    table.insert(0, "model", title(run["model"]))
+    return table.reset_index(drop=True)
 
 
 def verdicts_over_seeds(
     numbers: Mapping[str, pd.Series | pd.DataFrame | Estimate], sample: str = ""
 ) -> pd.DataFrame:
-    """The verdicts on claims whose number has one value per seed; its mean decides, with Student's
-    interval over seeds.
+    """The verdicts on claims whose number has one value per seed: its mean decides.
 
-    Where each value is an estimate with an interval over the same texts, the half-width over texts
-    is added: see :func:`~analysis_lib.metrics.intervals.seed_and_unit_interval`.
+    Its interval is Student's over seeds. Where each value is an estimate with an interval over the
+    same texts, the half-width over texts is added: see
+    :func:`~analysis_lib.metrics.intervals.seed_and_unit_interval`.
 
     Args:
         numbers: by the id of a claim, one value per seed, or columns of values that all have to lie
@@ -237,15 +267,18 @@ def verdicts_over_seeds(
             continue
         *levels, _ = values.index.names
         columns = values.to_frame() if isinstance(values, pd.Series) else values
-        for place, of_seeds in columns.groupby(levels, sort=False) if levels else [((), columns)]:
-            found = [over_seeds(of_seeds[column]) for column in of_seeds]
-            rows.append(dict(zip(levels, place, strict=True)) | judged(name, found, sample))
+        groups = columns.groupby(levels, sort=False) if levels else [((), columns)]
+        for labels, of_seeds in groups:
+            estimates = [over_seeds(of_seeds[column]) for column in of_seeds]
+            row = dict(zip(levels, labels, strict=True))
+            rows.append(row | judged(name, estimates, sample))
     return pd.DataFrame(rows)
 
 
 def over_seeds(values: pd.Series) -> Estimate:
-    """The mean of one value per seed, with its interval over seeds, and over texts where each value
-    has one.
+    """The mean of one value per seed, with its interval over seeds.
+
+    It is over texts, too, where each value has an interval over them.
     """
     if all(isinstance(value, Estimate) for value in values):
         return seed_and_unit_interval(values)
@@ -254,38 +287,46 @@ def over_seeds(values: pd.Series) -> Estimate:
 
 def corrected(verdicts: pd.DataFrame) -> pd.Series:
     """The verdicts if those on one claim, of all models, are to be right at once: Holm (1979)."""
-    raised = verdicts.groupby("id")["p"].transform(lambda p: pd.Series(holm([*p]), p.index))
-    return verdicts["verdict"].mask(
-        (raised > 1 - CONFIDENCE) & verdicts["verdict"].isin((HOLDS, FAILS)), UNDECIDED
-    )
+
+    def raised(p: pd.Series) -> pd.Series:
+        return pd.Series(holm([*p]), p.index)
+
+    by_claim = verdicts.groupby("id")["p"]
+    by_chance = by_claim.transform(raised) > 1 - CONFIDENCE
+    decided = verdicts["verdict"].isin((HOLDS, FAILS))
+    return verdicts["verdict"].mask(by_chance & decided, UNDECIDED)
 
 
-def said(verdicts: pd.DataFrame, name: str, words: Mapping[str, str]) -> str:
-    """The words for the verdict on a claim, after the correction of :func:`corrected`: that on the
-    first model.
+def said(
+    verdicts: pd.DataFrame,
+    name: str,
+    words: Mapping[str, str],
+) -> str:
+    """The words for the verdict on a claim for the first model, after :func:`corrected`.
 
     Args:
         verdicts: as of :func:`verdicts`.
         name: the id of the claim.
         words: for each verdict that may be, the sentence.
     """
-    found = corrected(verdicts)[verdicts["id"] == name]
-    return words.get(found.iloc[0] if len(found) else NOT_APPLICABLE, words[UNDECIDED])
+    outcomes = corrected(verdicts)[verdicts["id"] == name]
+    outcome = NOT_APPLICABLE if outcomes.empty else outcomes.iloc[0]
+    return words.get(outcome, words[UNDECIDED])
 
 
 def show(verdicts: pd.DataFrame) -> None:
-    """Show the verdicts: on a page a line for each claim, with a chip for each model; in a script
-    as text.
-    """
-    # Imported here, so that whoever lacks it is told by the figures which extra brings it.
+    """Show the verdicts: on a page a line per claim, with a chip for each model; else as text."""
+    # Imported here: where it is missing, the figures say which extra brings it.
     from IPython.display import display
 
-    display(Verdicts(verdicts.assign(after=corrected(verdicts))))
+    after = corrected(verdicts)
+    display(Verdicts(verdicts.assign(after=after)))
 
 
 def recorded(name: str) -> pd.DataFrame:
-    """The verdicts on a model whose measurement comes with the book, see
-    :func:`~analysis_lib.measurement.shipped`.
+    """The verdicts on a model whose measurement comes with the book.
+
+    See :func:`~analysis_lib.measurement.shipped`.
 
     Raises:
         AnalysisError: none come with the book.
@@ -296,11 +337,11 @@ def recorded(name: str) -> pd.DataFrame:
         raise AnalysisError(
             f"no verdicts on {name} come with the book: data/README.md says which do"
         )
-    rows = files.read(path, pd.read_csv)
-    found = [Estimate(row.value, row.ci_low, row.ci_high, row.draws) for row in rows.itertuples()]
-    return pd.DataFrame(
-        [judged(i, one, p=p) for i, one, p in zip(rows["id"], found, rows["p"], strict=True)]
-    )
+    rows = []
+    for row in files.read(path, pd.read_csv).itertuples():
+        estimate = Estimate(row.value, row.ci_low, row.ci_high, row.draws)
+        rows.append(judged(row.id, estimate, p=row.p))
+    return pd.DataFrame(rows)
 
 
 def published(name: str) -> pd.DataFrame:
@@ -315,6 +356,6 @@ def published(name: str) -> pd.DataFrame:
     if name not in names:
         raise AnalysisError(f"there is no published table {name}: {near_names(name, names)}")
     table = files.read(folder / f"{name}.csv", pd.read_csv)
-    return (
-        table.assign(dataset=table["dataset"].map(corpora.title)) if "dataset" in table else table
-    )
+    if "dataset" in table:
+        table = table.assign(dataset=table["dataset"].map(corpora.title))
+    return table

@@ -1,8 +1,7 @@
-"""What the cone is made of: the part of each dimension in the average cosine, before and after
-training.
-"""
+"""The cone by dimensions: the part of each in the average cosine, before and after training."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -21,11 +20,14 @@ from analysis_lib.models import LoadedModel, load_model
 RECORDED = "cone"
 TOP = 3
 TWIN = ":untrained"
+# A number of each layer, of the parts of its dimensions.
+Kind = Callable[[Float[np.ndarray, "layer dimension"]], Float[np.ndarray, " layer"]]
 
 
 class WithoutDimensions(Anisotropy):
-    """The average cosine of hidden states without some dimensions: a table of its own name, as that
-    of ``anisotropy``.
+    """The average cosine of hidden states without some dimensions.
+
+    A table of its own name, as that of ``anisotropy``.
 
     Args:
         name: of the table.
@@ -36,21 +38,23 @@ class WithoutDimensions(Anisotropy):
 
     def __init__(self, name: str, dimensions: Mapping[int, tuple[int, ...]]):
         super().__init__()
-        self.name, self.dimensions = name, dimensions
+        self.name = name
+        self.dimensions = dimensions
 
     def vectors(self, activations: Activations) -> Iterator[tuple[str, Vectors]]:
         """The hidden states of a layer, with zeros in its dimensions."""
-        values = activations.spaces["hidden"].values.clone()
-        values[..., [*self.dimensions[activations.layer]]] = 0
-        yield "hidden", Vectors(values, activations.spaces["hidden"].tokens)
+        hidden = activations.spaces["hidden"]
+        values = hidden.values.clone()
+        removed = [*self.dimensions[activations.layer]]
+        values[..., removed] = 0
+        yield "hidden", Vectors(values, hidden.tokens)
 
 
 def parts(tables: TableSet, space: str = "hidden") -> pd.DataFrame:
-    """c_j, the part of each dimension in the average cosine: one row per layer, one column per
-    dimension.
-    """
+    """c_j, the part of each dimension (columns) in the average cosine of each layer (rows)."""
     table = tables["cosine_by_dimension"]
-    return table[table["space"] == space].pivot(index="layer", columns="dimension", values="cosine")
+    table = table[table["space"] == space]
+    return table.pivot(index="layer", columns="dimension", values="cosine")
 
 
 def share_of_top(
@@ -61,7 +65,9 @@ def share_of_top(
     >>> share_of_top(np.array([[0.5, 0.1, 0.1, 0.1, 0.2]]))
     array([0.8])
     """
-    return np.sort(of_layer, axis=1)[:, -count:].sum(1) / of_layer.sum(1)
+    ascending = np.sort(of_layer, axis=1)
+    largest = ascending[:, -count:]
+    return largest.sum(1) / of_layer.sum(1)
 
 
 def effective_number(of_layer: Float[np.ndarray, "layer dimension"]) -> Float[np.ndarray, " layer"]:
@@ -77,25 +83,25 @@ def effective_number(of_layer: Float[np.ndarray, "layer dimension"]) -> Float[np
 
 
 def partition_isotropy(vectors: Float[np.ndarray, "vector dim"], signs: bool = False) -> float:
-    """I(W), how even the partition function Z(x) = Σ_w exp(w · x) is over directions: min Z / max
-    Z, 1 if isotropic.
+    """I(W), how even the partition function Z(x) = Σ_w exp(w · x) is over directions.
 
-    The directions x are the eigenvectors of WᵀW (Mu and Viswanath 2018), with the signs that they
-    happen to come with (so Machina and Mercer 2024), or with both, which makes I(W) no larger. It
-    depends on the lengths of the vectors.
+    It is min Z / max Z, 1 if isotropic. The directions x are the eigenvectors of WᵀW (Mu and
+    Viswanath 2018), with the signs that they happen to come with (so Machina and Mercer 2024), or
+    with both, which makes I(W) no larger. It depends on the lengths of the vectors.
 
     >>> partition_isotropy(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
     1.0
     """
-    along = vectors @ np.linalg.eigh(vectors.T @ vectors)[1]
-    along = np.concatenate([along, -along], 1) if signs else along
+    _, directions = np.linalg.eigh(vectors.T @ vectors)
+    along = vectors @ directions
+    if signs:
+        along = np.concatenate([along, -along], 1)
     logs = np.logaddexp.reduce(along, axis=0)
     return float(np.exp(logs.min() - logs.max()))
 
 
 def of_both(name: str, corpus: Corpus) -> pd.DataFrame:
-    """What the cone of a model is made of, and that of an untrained copy, as it comes with the
-    book, or measured.
+    """The parts of the cone of a model, and of an untrained copy: as shipped, or measured.
 
     Returns:
         Columns weights (trained, untrained, or their ratio), space, layer, quantity, value, ci_low,
@@ -106,83 +112,140 @@ def of_both(name: str, corpus: Corpus) -> pd.DataFrame:
         three random ones. Of embeddings of tokens, partition and partition_both,
         :func:`partition_isotropy`. The ratio is that of the effective numbers of the last layer.
     """
-    return recorded.rows_of(
-        RECORDED, lambda: _measured(name, corpus), **recorded.place_of(name, corpus)
-    )
+
+    def measured() -> pd.DataFrame:
+        return _measured(name, corpus)
+
+    return recorded.rows_of(RECORDED, measured, **recorded.origin(name, corpus))
 
 
 def record(**corpora: Corpus) -> None:
     """Write what comes with the book: by model, the corpus that it reads."""
-    recorded.write(
-        RECORDED,
-        [(_measured(m, corpus), recorded.place_of(m, corpus)) for m, corpus in corpora.items()],
-    )
+    tables = []
+    for name, corpus in corpora.items():
+        tables.append((_measured(name, corpus), recorded.origin(name, corpus)))
+    recorded.write(RECORDED, tables)
 
 
 def _measured(name: str, corpus: Corpus) -> pd.DataFrame:
-    runs = {
-        "trained": _tables(load_model(name), corpus),
-        "untrained": _tables(load_model(f"{name}{TWIN}"), corpus),
-    }
-    rows = pd.concat([_rows(*run).assign(weights=weights) for weights, run in runs.items()])
-    ratio = runs["trained"][0].interval(
-        lambda a, b: (
-            effective_number(parts(b).to_numpy())[-1] / effective_number(parts(a).to_numpy())[-1]
-        ),
-        runs["untrained"][0],
+    trained = _measure(load_model(name), corpus)
+    untrained = _measure(load_model(f"{name}{TWIN}"), corpus)
+
+    def ratio(of_trained: TableSet, of_untrained: TableSet) -> float:
+        after = effective_number(parts(of_trained).to_numpy())
+        before = effective_number(parts(of_untrained).to_numpy())
+        return before[-1] / after[-1]
+
+    rows = pd.concat(
+        [
+            _rows(trained).assign(weights="trained"),
+            _rows(untrained).assign(weights="untrained"),
+        ]
     )
-    place = {
+    ratio_row = {
         "weights": "ratio",
         "space": "hidden",
         "layer": rows["layer"].max(),
         "quantity": "effective",
+        **recorded.as_columns(trained.first.interval(ratio, untrained.first)),
     }
-    return pd.concat([rows, _row(ratio, **place)], ignore_index=True)
+    return pd.concat([rows, pd.DataFrame([ratio_row])], ignore_index=True)
 
 
-def _tables(model: LoadedModel, corpus: Corpus) -> tuple[Tables, Tables, LoadedModel]:
-    first = measure(
-        model, corpus, ["cosine_by_dimension", Isotropy(["hidden", "final"])], progress=False
-    )
-    found, random = parts(first), np.random.default_rng(0)
-    top = {layer: tuple(map(int, row.nlargest(TOP).index)) for layer, row in found.iterrows()}
-    others = {
-        layer: tuple(map(int, random.choice(found.columns, TOP, replace=False))) for layer in top
+@dataclass(frozen=True)
+class _Measured:
+    """A model, its tables, and those of the average cosine without some dimensions."""
+
+    model: LoadedModel
+    first: Tables
+    without: Tables
+
+
+def _measure(model: LoadedModel, corpus: Corpus) -> _Measured:
+    metrics = ["cosine_by_dimension", Isotropy(["hidden", "final"])]
+    first = measure(model, corpus, metrics, progress=False)
+    of_layers = parts(first)
+    random = np.random.default_rng(0)
+    top = {}
+    others = {}
+    for layer, row in of_layers.iterrows():
+        top[layer] = tuple(map(int, row.nlargest(TOP).index))
+        drawn = random.choice(of_layers.columns, TOP, replace=False)
+        others[layer] = tuple(map(int, drawn))
+    removed = [
+        WithoutDimensions("without_top", top),
+        WithoutDimensions("without_random", others),
+    ]
+    return _Measured(model, first, measure(model, corpus, removed, progress=False))
+
+
+def _rows(measured: _Measured) -> pd.DataFrame:
+    spaces = measured.first["isotropy"]["space"].unique()
+    rows = []
+    for space in spaces:
+        rows += _rows_of_space(measured.first, space)
+    rows += _rows_without(measured.without)
+    rows += _rows_of_embeddings(measured.model)
+    return pd.DataFrame(rows)
+
+
+def _row(
+    space: str,
+    layer: int,
+    quantity: str,
+    estimate: Estimate,
+) -> dict[str, object]:
+    labels = {"space": space, "layer": layer, "quantity": quantity}
+    return labels | recorded.as_columns(estimate)
+
+
+def _rows_of_space(tables: Tables, space: str) -> list[dict[str, object]]:
+    kinds = {
+        "cosine": lambda of_layer: of_layer.sum(1),
+        "share": share_of_top,
+        "effective": effective_number,
     }
-    without = [WithoutDimensions("without_top", top), WithoutDimensions("without_random", others)]
-    return first, measure(model, corpus, without, progress=False), model
+    layers = parts(tables, space).index
+    rows = []
+    for quantity, kind in kinds.items():
+
+        def statistic(part: TableSet, kind: Kind = kind) -> Float[np.ndarray, " layer"]:
+            return kind(parts(part, space).to_numpy())
+
+        estimates = tables.interval(statistic)
+        for layer, estimate in zip(layers, estimates, strict=True):
+            rows.append(_row(space, layer, quantity, estimate))
+    isotropy = tables["isotropy"].set_index(["space", "layer"])
+    for layer in layers:
+        of_layer = isotropy.loc[(space, layer)]
+        numbers = {
+            "isoscore": float(of_layer["isoscore"]),
+            "effective_dimension": float(of_layer["effective_dimension"]),
+            "random_direction": of_layer["dimensions"] / 3,
+        }
+        for quantity, value in numbers.items():
+            rows.append(_row(space, layer, quantity, Estimate(value)))
+    return rows
 
 
-def _row(found: Estimate, **place: object) -> pd.DataFrame:
-    return pd.DataFrame([place | recorded.as_columns(found)])
-
-
-def _rows(first: Tables, without: Tables, model: LoadedModel) -> pd.DataFrame:
-    rows, isotropy = [], first["isotropy"].set_index(["space", "layer"])
-    kinds = {"cosine": lambda c: c.sum(1), "share": share_of_top, "effective": effective_number}
-    for space in isotropy.index.unique("space"):
-        layers = parts(first, space).index
-        for quantity, kind in kinds.items():
-            found = first.interval(
-                lambda t, kind=kind, space=space: kind(parts(t, space).to_numpy())
-            )
-            for layer, one in zip(layers, found, strict=True):
-                rows.append(_row(one, space=space, layer=layer, quantity=quantity))
-        for layer in layers:
-            of_layer = isotropy.loc[(space, layer)]
-            known = {name: float(of_layer[name]) for name in ("isoscore", "effective_dimension")}
-            for quantity, value in (
-                known | {"random_direction": of_layer["dimensions"] / 3}
-            ).items():
-                rows.append(_row(Estimate(value), space=space, layer=layer, quantity=quantity))
-    for quantity, table in without.items():
+def _rows_without(tables: Tables) -> list[dict[str, object]]:
+    draws = len(tables.groups)
+    rows = []
+    for quantity, table in tables.items():
         for row in table.itertuples():
-            one = Estimate(row.cosine, row.ci_low, row.ci_high, len(without.groups))
-            rows.append(_row(one, space="hidden", layer=row.layer, quantity=quantity))
+            estimate = Estimate(row.cosine, row.ci_low, row.ci_high, draws)
+            rows.append(_row("hidden", row.layer, quantity, estimate))
+    return rows
+
+
+def _rows_of_embeddings(model: LoadedModel) -> list[dict[str, object]]:
     embedding = model.model.get_input_embeddings()
-    if isinstance(embedding, torch.nn.Embedding):
-        vectors = embedding.weight.detach().double().numpy()
-        for quantity, signs in (("partition", False), ("partition_both", True)):
-            one = Estimate(partition_isotropy(vectors, signs))
-            rows.append(_row(one, space="embeddings", layer=0, quantity=quantity))
-    return pd.concat(rows)
+    if not isinstance(embedding, torch.nn.Embedding):
+        return []
+    vectors = embedding.weight.detach().double().numpy()
+    one_sign = Estimate(partition_isotropy(vectors))
+    both_signs = Estimate(partition_isotropy(vectors, signs=True))
+    return [
+        _row("embeddings", 0, "partition", one_sign),
+        _row("embeddings", 0, "partition_both", both_signs),
+    ]

@@ -1,7 +1,9 @@
-"""What changes do to what a model gives out: ``Effects(model, corpus, {"zero": [Replace("key",
-by="zero")]})``.
+"""The effects of changes on the output of a model.
+
+``Effects(model, corpus, {"zero": [Replace("key", by="zero")]})``.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -25,7 +27,7 @@ OUTPUTS = {
 
 
 class Effects:
-    """What each of several changes does to the output of a model.
+    """The effect of each of several changes on the output of a model.
 
     An effect is by how much the loss grows where the model predicts tokens, else 1 less the cosine
     of a vector that it gives out to the one without the change. It is 0 where nothing changes.
@@ -42,61 +44,72 @@ class Effects:
         AnalysisError: what ``measure`` raises of the model without a change.
     """
 
-    def __init__(self, model: LoadedModel, corpus: Corpus, arms: Mapping[str, Iterable[Replace]]):
+    def __init__(
+        self,
+        model: LoadedModel,
+        corpus: Corpus,
+        arms: Mapping[str, Iterable[Replace]],
+    ):
         self._plain = measure_sensible(model, corpus, [*OUTPUTS], progress=False)
         self._table = next(name for name in OUTPUTS if name in self._plain)
         self._column, self._sign, self.unit = OUTPUTS[self._table]
         self._changed: dict[str, list[Tables]] = {}
         self.left_out: dict[str, str] = {}
         for arm, changes in arms.items():
+            runs = []
             try:
-                several = [
-                    measure(model, corpus, self._table, intervention=c, progress=False)
-                    for c in changes
-                ]
-                self._changed[arm] = several
+                for change in changes:
+                    run = measure(model, corpus, self._table, intervention=change, progress=False)
+                    runs.append(run)
+                self._changed[arm] = runs
             except AnalysisError as error:
-                self.left_out[arm] = str(error).replace(model.name, "the model")
+                reason = str(error).replace(model.name, "the model")
+                self.left_out[arm] = reason
 
     def table(self) -> pd.DataFrame:
         """Columns arm, effect, and the ends of its 95 % interval, paired over texts."""
-        return self._rows([*self._changed], self._plain.interval(self._effects, *self._runs))
+        effects = self._plain.interval(self._effects, *self._runs)
+        return self._rows([*self._changed], effects)
 
     def differences(self, first: "Effects") -> pd.DataFrame:
-        """How much larger the effects are than those on another model, as :meth:`table`; of changes
-        that both have.
+        """How much larger the effects are than those on another model, as :meth:`table`.
+
+        Of changes that both have.
         """
-        both = [
-            arm for arm in self._changed if arm in first._changed and self._table == first._table
-        ]
+        both = []
+        if self._table == first._table:
+            both = [arm for arm in self._changed if arm in first._changed]
+        if not both:
+            return self._rows([], [])
         mine = 1 + len(self._runs)
 
         def difference(*tables: TableSet) -> pd.Series:
-            return self._effects(*tables[:mine])[both] - first._effects(*tables[mine:])[both]
+            effects = self._effects(*tables[:mine])[both]
+            return effects - first._effects(*tables[mine:])[both]
 
-        found = (
-            self._plain.interval(difference, *self._runs, first._plain, *first._runs)
-            if both
-            else []
-        )
-        return self._rows(both, found)
+        others = (*self._runs, first._plain, *first._runs)
+        differences = self._plain.interval(difference, *others)
+        return self._rows(both, differences)
 
     @property
     def _runs(self) -> list[Tables]:
-        return [run for several in self._changed.values() for run in several]
+        return [*itertools.chain(*self._changed.values())]
 
     def _effects(self, plain: TableSet, *changed: TableSet) -> pd.Series:
         """By arm, from the tables in the order of the runs."""
-        names = [arm for arm, several in self._changed.items() for _ in several]
-        values = np.array([t[self._table][self._column].iloc[0] for t in (plain, *changed)])
-        return (
-            pd.Series(self._sign * (values[1:] - values[0]), names)
-            .groupby(level=0, sort=False)
-            .mean()
-        )
+        arms = []
+        for arm, runs in self._changed.items():
+            arms += [arm] * len(runs)
+        before = self._output(plain)
+        values = np.array([self._output(tables) for tables in changed])
+        effects = pd.Series(self._sign * (values - before), arms)
+        return effects.groupby(level=0, sort=False).mean()
 
-    def _rows(self, arms: list[str], found: list[Estimate]) -> pd.DataFrame:
-        rows = [one.row for one in found]
-        return pd.DataFrame(rows, columns=["effect", "ci_low", "ci_high"], dtype=float).assign(
-            arm=arms, unit=self.unit
-        )
+    def _output(self, tables: TableSet) -> float:
+        return tables[self._table][self._column].iloc[0]
+
+    def _rows(self, arms: list[str], estimates: list[Estimate]) -> pd.DataFrame:
+        numbers = [estimate.row for estimate in estimates]
+        columns = ["effect", "ci_low", "ci_high"]
+        rows = pd.DataFrame(numbers, columns=columns, dtype=float)
+        return rows.assign(arm=arms, unit=self.unit)

@@ -23,10 +23,10 @@ TABLES = (
 
 
 def named_layers(depth: int) -> dict[str, list[int]]:
-    """The layers that the paper calls early, middle and last: of 12 layers 2 and 3, 5 to 10, 11 and
-    12.
+    """The layers that the paper calls early, middle and last.
 
-    In a model of another depth they are those at the same relative depth; a part may be empty.
+    Of 12 layers these are 2 and 3, 5 to 10, 11 and 12. In a model of another depth they are those
+    at the same relative depth; a part may be empty.
 
     Raises:
         AnalysisError: one layer is none of them.
@@ -38,10 +38,11 @@ def named_layers(depth: int) -> dict[str, list[int]]:
         raise AnalysisError(
             "one layer is neither early, middle nor last: give a model of two layers or more"
         )
-    start, end = math.ceil(5 * depth / 12), math.floor(10 * depth / 12)
-    early = range(2, min(max(2, round(depth / 4)) + 1, start))
+    start = math.ceil(5 * depth / 12)
+    end = math.floor(10 * depth / 12)
+    last_early = max(2, round(depth / 4))
     return {
-        "early": [*early],
+        "early": [*range(2, min(last_early + 1, start))],
         "middle": [*range(start, end + 1)],
         "last": [*range(end + 1, depth + 1)],
     }
@@ -58,19 +59,25 @@ def leads(values: pd.DataFrame, types: Iterable[str]) -> pd.DataFrame:
         The same rows, and a column for each pair of one of the types and another; NaN where the
         former does not occur.
     """
-    rest = values.drop(columns=[*types]).dropna(axis=1, how="all")
-    return pd.concat({key_type: rest.rsub(values[key_type], axis=0) for key_type in types}, axis=1)
+    rest = values.drop(columns=[*types])
+    rest = rest.dropna(axis=1, how="all")
+    excess = {key_type: rest.rsub(values[key_type], axis=0) for key_type in types}
+    return pd.concat(excess, axis=1)
 
 
 def beside(tables: Tables, names: Iterable[str]) -> dict[str, Tables | Shipped]:
-    """A measurement, and those that come with the book of other models on the same corpus, by the
-    model's title.
-    """
-    others = [found for found in map(shipped, names) if found.run["data"] == tables.run["data"]]
-    others = [found for found in others if found.run["model"] != tables.run["model"]]
-    for warning in filter(None, (found.code_warning for found in others)):
-        logging.getLogger(__name__).warning("note: %s", warning)
-    return {tables.title: tables} | {title(found.run["model"]): found for found in others}
+    """A measurement, and those shipped of other models on the same corpus, by the model's title."""
+    every: dict[str, Tables | Shipped] = {tables.title: tables}
+    for name in names:
+        other = shipped(name)
+        same_data = other.run["data"] == tables.run["data"]
+        same_model = other.run["model"] == tables.run["model"]
+        if same_model or not same_data:
+            continue
+        if other.code_warning:
+            logging.getLogger(__name__).warning("note: %s", other.code_warning)
+        every[title(other.run["model"])] = other
+    return every
 
 
 # --- Dimensions
@@ -78,18 +85,16 @@ def beside(tables: Tables, names: Iterable[str]) -> dict[str, Tables | Shipped]:
 
 
 def overall_means(tables: TableSet) -> pd.DataFrame:
-    """Mean of each dimension over all tokens: one row per hidden layer, one column per
-    dimension.
-    """
+    """Mean over all tokens of each dimension (columns) in each hidden layer (rows)."""
     means = tables["dimension_means"]
-    return means[means["token_type"] == "all"].pivot(
-        index="layer", columns="dimension", values="mean"
-    )
+    means = means[means["token_type"] == "all"]
+    return means.pivot(index="layer", columns="dimension", values="mean")
 
 
 def zscores(means: pd.DataFrame) -> pd.DataFrame:
-    """How far each |mean| lies above the average of its row, in standard deviations; an outlier
-    lies above 3.
+    """How many standard deviations each |mean| lies above the average of its row.
+
+    An outlier lies above 3.
     """
     return means.apply(magnitude_zscores, axis=1, raw=True)
 
@@ -107,35 +112,46 @@ def role_margins(tables: TableSet, role: str) -> pd.DataFrame:
         lies on the right side of 3. A dimension has the role if all its numbers are above zero.
     """
     above = zscores(overall_means(tables)).drop(index=0) - THRESHOLD
-    named, thirds = named_layers(above.index.max()), above.index[above.index <= two_thirds(tables)]
-    before = [
-        layer
-        for layer in range(1, max(named["early"], default=1) + 1)
-        if layer < named["middle"][0]
-    ]
-    inside = {"leading": thirds, "middle": named["middle"], "late": named["last"]}[role]
-    outside = {"leading": [], "middle": before, "late": thirds}[role]
-    return pd.concat([above.loc[inside], -above.loc[outside]])
+    named = named_layers(above.index.max())
+    thirds = above.index[above.index <= two_thirds(tables)]
+    last_early = max(named["early"], default=1)
+    before_middle = range(1, min(last_early + 1, named["middle"][0]))
+    inside = {
+        "leading": thirds,
+        "middle": named["middle"],
+        "late": named["last"],
+    }
+    outside = {
+        "leading": [],
+        "middle": [*before_middle],
+        "late": thirds,
+    }
+    return pd.concat([above.loc[inside[role]], -above.loc[outside[role]]])
 
 
 def two_thirds(tables: TableSet) -> int:
     """The last of the first two thirds of the layers: 8 of 12."""
-    return round(2 * int(tables["dimension_means"]["layer"].max()) / 3)
+    depth = int(tables["dimension_means"]["layer"].max())
+    return round(2 * depth / 3)
 
 
 def in_role(tables: TableSet, role: str) -> int | None:
-    """The dimension that fits a role of :func:`role_margins` by the widest margin; None where none
-    has it.
-    """
+    """The dimension with the widest margin in a role of :func:`role_margins`; None without one."""
     least = role_margins(tables, role).min()
-    return int(least.idxmax()) if least.max() > 0 else None
+    if least.max() > 0:
+        return int(least.idxmax())
+    return None
 
 
 # --- Attention by type of token
 # -----------------------------------------------------------------------
 
 
-def weights_in(tables: TableSet, part: str | None = None, above: str | None = None) -> pd.DataFrame:
+def weights_in(
+    tables: TableSet,
+    part: str | None = None,
+    above: str | None = None,
+) -> pd.DataFrame:
     """Mean weight per key over the heads, in a part of :func:`named_layers`.
 
     Args:
@@ -149,12 +165,14 @@ def weights_in(tables: TableSet, part: str | None = None, above: str | None = No
     """
     table = tables["attention_by_token_type"]
     if above == "uniform":
-        table = table.assign(weight=table["weight"] - table["uniform_weight"])
+        excess = table["weight"] - table["uniform_weight"]
+        table = table.assign(weight=excess)
     weights = table.pivot_table("weight", "layer", "key_type", aggfunc="mean", observed=True)
     weights = weights.reindex(columns=TOKEN_TYPES)
-    return (
-        weights if part is None else weights.reindex(named_layers(int(weights.index.max()))[part])
-    )
+    if part is None:
+        return weights
+    depth = int(weights.index.max())
+    return weights.reindex(named_layers(depth)[part])
 
 
 # --- Contributions to the scores
@@ -168,17 +186,17 @@ def by_head(tables: TableSet) -> pd.DataFrame:
 
 
 def by_key_type(tables: TableSet) -> pd.DataFrame:
-    """Mean C_j over the heads: one row per attention layer and dimension, one column per type of
-    key.
-    """
-    by_type = tables["score_contributions"].groupby(
-        ["layer", "dimension", "key_type"], observed=True
-    )
-    return by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
+    """Mean C_j over the heads: rows by attention layer and dimension, a column per type of key."""
+    keys = ["layer", "dimension", "key_type"]
+    groups = tables["score_contributions"].groupby(keys, observed=True)
+    means = groups["contribution"].mean().unstack()
+    return means.reindex(columns=TOKEN_TYPES)
 
 
 def outliers_read(
-    tables: TableSet, threshold: float = THRESHOLD, typed: bool = False
+    tables: TableSet,
+    threshold: float = THRESHOLD,
+    typed: bool = False,
 ) -> pd.MultiIndex:
     """The pairs of an attention layer and a dimension of its input that is an outlier.
 
@@ -188,43 +206,54 @@ def outliers_read(
         typed: for outliers of the mean over the tokens of some type, in place of that over all
             tokens.
     """
-    means = tables["dimension_means"].query(f"token_type {'!=' if typed else '=='} 'all'")
+    means = tables["dimension_means"]
+    overall = means["token_type"] == "all"
+    means = means[~overall] if typed else means[overall]
     wide = means.pivot(index=["layer", "token_type"], columns="dimension", values="mean")
-    outlying = (
-        (zscores(wide) > threshold)
-        .groupby("layer")
-        .any()
-        .rename(index=lambda layer: layer + 1)
-        .stack()
-    )
-    return outlying.index[outlying]
+    outlying = (zscores(wide) > threshold).groupby("layer").any()
+    # Attention layer l reads hidden layer l − 1.
+    outlying.index += 1
+    pairs = outlying.stack()
+    return pairs.index[pairs]
 
 
 def read_by(tables: TableSet, layers: Iterable[int]) -> pd.Index:
     """The dimensions that are outliers of what some attention layers read."""
-    read = outliers_read(tables)
-    return read[read.isin([*layers], "layer")].get_level_values("dimension").unique()
+    pairs = outliers_read(tables)
+    pairs = pairs[pairs.isin([*layers], "layer")]
+    return pairs.get_level_values("dimension").unique()
 
 
 def leaders_read(tables: TableSet, layers: Iterable[int]) -> pd.MultiIndex:
-    """Some attention layers, each with the outlier dimension of its input that has the largest
-    z-score.
+    """Some attention layers, each with the leading outlier dimension of its input.
+
+    Leading is the dimension of the largest z-score.
     """
-    outliers = tables["outlier_dimensions"].drop_duplicates("layer")[["layer", "dimension"]]
-    outliers = outliers.assign(layer=outliers["layer"] + 1)
-    return pd.MultiIndex.from_frame(outliers[outliers["layer"].isin([*layers])])
+    leaders = tables["outlier_dimensions"].drop_duplicates("layer")
+    leaders = leaders[["layer", "dimension"]]
+    leaders = leaders.assign(layer=leaders["layer"] + 1)
+    chosen = leaders["layer"].isin([*layers])
+    return pd.MultiIndex.from_frame(leaders[chosen])
 
 
 def led_by_outliers(tables: TableSet) -> pd.Series:
-    """Share of the heads whose largest |C_j| is that of an outlier dimension of the layer's input,
-    by layer.
+    """Share of the heads whose largest |C_j| is that of an outlier dimension, by layer.
+
+    Outlier dimensions are those of the layer's input.
     """
     sizes = by_head(tables).abs()
-    theirs = sizes[sizes.index.isin(outliers_read(tables))].groupby("layer").max()
-    return theirs.eq(sizes.groupby("layer").max()).mean(axis=1)
+    outlying = sizes.index.isin(outliers_read(tables))
+    of_outliers = sizes[outlying].groupby("layer").max()
+    largest = sizes.groupby("layer").max()
+    return of_outliers.eq(largest).mean(axis=1)
 
 
-def reached(tables: TableSet, layers: Iterable[int], sign: int, share: float) -> pd.DataFrame:
+def reached(
+    tables: TableSet,
+    layers: Iterable[int],
+    sign: int,
+    share: float,
+) -> pd.DataFrame:
     """The C_j, or with the sign -1 the -C_j, that a share of the heads reaches.
 
     One row per layer, one column per dimension. Above zero, it is the sign of the contribution in
@@ -234,19 +263,27 @@ def reached(tables: TableSet, layers: Iterable[int], sign: int, share: float) ->
     return rows.quantile(1 - share, axis=1, interpolation="lower").unstack()
 
 
-def standing_out(tables: TableSet, layers: Iterable[int], sign: int, share: float) -> pd.Series:
-    """Of the outlier dimensions that some layers read, the three with the largest |C_j|, mean over
-    heads and layers.
+def standing_out(
+    tables: TableSet,
+    layers: Iterable[int],
+    sign: int,
+    share: float,
+) -> pd.Series:
+    """The three of the outlier dimensions that layers read with the largest |C_j|.
 
-    A dimension that adds next to nothing may have any sign, and is none of them.
+    That is a mean over heads and layers. A dimension that adds next to nothing may have any sign,
+    and is none of them.
 
     Returns:
         By dimension, what is :func:`reached` in each of the layers, largest first.
     """
     layers = [*layers]
-    sizes = by_head(tables).loc[layers].abs().mean(axis=1).groupby("dimension").mean()
-    three = sizes[sizes.index.isin(read_by(tables, layers))].nlargest(3).index
-    return reached(tables, layers, sign, share)[three].min().sort_values(ascending=False)
+    sizes = by_head(tables).loc[layers].abs().mean(axis=1)
+    sizes = sizes.groupby("dimension").mean()
+    outlying = sizes.index.isin(read_by(tables, layers))
+    three = sizes[outlying].nlargest(3).index
+    least = reached(tables, layers, sign, share)[three].min()
+    return least.sort_values(ascending=False)
 
 
 def explained_gap(
@@ -255,8 +292,7 @@ def explained_gap(
     preferred: str | None = None,
     threshold: float = THRESHOLD,
 ) -> pd.DataFrame:
-    """How much of the score that favours a layer's preferred type of key comes from the outlier
-    dimensions.
+    """How much outlier dimensions add to the score of a layer's preferred type of key.
 
     For each attention layer, the preferred type is the one whose mean weight per key lies farthest
     above even attention, other tokens left out, unless one is named. Its gap to a rival type is Σ_j
@@ -271,42 +307,43 @@ def explained_gap(
 
     Returns:
         By layer: key_type (the preferred), rival, gap (before scaling), and the parts of the gap
-        that some dimensions
-        add: outliers (those of the layer's input), typed (those that are outliers for some type of
-            token), and
-        largest, that of largest_dimension, with is_outlier, whether this is one of the former.
+        that some dimensions add: outliers (those of the layer's input), typed (those that are
+        outliers for some type of token), and largest, that of largest_dimension, with is_outlier,
+        whether this is one of the former.
     """
     means = by_key_type(tables)
-    for name, typed in (("outliers", False), ("typed", True)):
-        means[name] = means.index.isin(outliers_read(tables, threshold, typed))
+    means["outliers"] = means.index.isin(outliers_read(tables, threshold))
+    means["typed"] = means.index.isin(outliers_read(tables, threshold, typed=True))
     rows = []
     for layer, weight in weights_in(tables, above="uniform").iterrows():
         key_type = preferred or weight.drop("other").idxmax()
-        against = weight.drop(key_type).idxmax() if rival == "runner-up" else rival
-        part = means.loc[layer]
-        gap = part[key_type] - part[against]
-        added, most = (
-            (gap[part["outliers"]].sum(), gap[part["typed"]].sum(), gap.max()),
-            gap.idxmax(),
-        )
-        rows.append((layer, key_type, against, gap.sum(), *added, most, part["outliers"][most]))
-    names = [
-        "layer",
-        "key_type",
-        "rival",
-        "gap",
-        "outliers",
-        "typed",
-        "largest",
-        "largest_dimension",
-        "is_outlier",
-    ]
-    return pd.DataFrame(rows, columns=names).set_index("layer")
+        against = rival
+        if rival == "runner-up":
+            against = weight.drop(key_type).idxmax()
+        in_layer = means.loc[layer]
+        gap = in_layer[key_type] - in_layer[against]
+        largest = gap.idxmax()
+        row = {
+            "layer": layer,
+            "key_type": key_type,
+            "rival": against,
+            "gap": gap.sum(),
+            "outliers": gap[in_layer["outliers"]].sum(),
+            "typed": gap[in_layer["typed"]].sum(),
+            "largest": gap.max(),
+            "largest_dimension": largest,
+            "is_outlier": in_layer["outliers"][largest],
+        }
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("layer")
 
 
-def share_of_gap(part: str, rule: str = "outliers", **options: object) -> Ratio:
-    """The share of the :func:`explained_gap` that some dimensions add, over the layers of a part
-    together.
+def share_of_gap(
+    part: str,
+    rule: str = "outliers",
+    **options: object,
+) -> Ratio:
+    """The share of the :func:`explained_gap` that some dimensions add in the layers of a part.
 
     Args:
         part: of :func:`named_layers`.
@@ -315,9 +352,10 @@ def share_of_gap(part: str, rule: str = "outliers", **options: object) -> Ratio:
         options: as of :func:`explained_gap`.
     """
 
-    def both(tables: TableSet) -> tuple[float, float]:
-        found = explained_gap(tables, **options)
-        rows = found.reindex(named_layers(int(found.index.max()))[part])
-        return rows.eval(rule).sum(), rows["gap"].sum()
+    def part_and_whole(tables: TableSet) -> tuple[float, float]:
+        gaps = explained_gap(tables, **options)
+        depth = int(gaps.index.max())
+        gaps = gaps.reindex(named_layers(depth)[part])
+        return gaps.eval(rule).sum(), gaps["gap"].sum()
 
-    return Ratio(both)
+    return Ratio(part_and_whole)

@@ -1,5 +1,6 @@
-"""What interventions did, as it comes with the book: files in ``data/measurements/causes`` of one
-row per number.
+"""Recorded effects of interventions: files in ``data/measurements/causes``.
+
+Each has one row per number.
 """
 
 import re
@@ -16,18 +17,23 @@ from analysis_lib.metrics.intervals import Estimate
 COLUMNS = ("value", "ci_low", "ci_high", "groups")
 
 
-def as_columns(found: Estimate) -> dict[str, float]:
+def as_columns(estimate: Estimate) -> dict[str, float]:
     """A number, its interval, and over how many groups that is."""
-    return dict(zip(COLUMNS, (*found.row, found.draws), strict=True))
+    numbers = (*estimate.row, estimate.draws)
+    return dict(zip(COLUMNS, numbers, strict=True))
 
 
-def place_of(model: str, corpus: Corpus, **more: object) -> dict[str, object]:
-    """The columns that say what rows are of: a model, its texts, and more."""
+def origin(
+    model: str,
+    corpus: Corpus,
+    **more: object,
+) -> dict[str, object]:
+    """The columns that say where rows come from: a model, its texts, and more."""
     return {"model": model, "texts": texts_of(corpus), **more}
 
 
 def texts_of(corpus: Corpus) -> str:
-    """What stands for the texts in a column."""
+    """The start of the hash of the texts, which stands for them in a column."""
     return corpus.sha256[:12]
 
 
@@ -36,21 +42,28 @@ def read(name: str) -> pd.DataFrame:
     return files.read(path(name), pd.read_csv)
 
 
-def rows_of(name: str, measured: Callable[[], pd.DataFrame], **place: object) -> pd.DataFrame:
-    """The rows of a file whose columns say what they are of, without these columns; where there are
-    none, measured.
-    """
+def rows_of(
+    name: str,
+    measured: Callable[[], pd.DataFrame],
+    **origin: object,
+) -> pd.DataFrame:
+    """The rows of a file that have one :func:`origin`, without its columns; or else measured."""
     rows = read(name)
-    rows = rows[(rows[[*place]] == pd.Series(place)).all(axis=1)].drop(columns=[*place])
-    return rows.reset_index(drop=True) if len(rows) else measured()
+    same = rows[[*origin]] == pd.Series(origin)
+    rows = rows[same.all(axis=1)]
+    if rows.empty:
+        return measured()
+    return rows.drop(columns=[*origin]).reset_index(drop=True)
 
 
-def write(name: str, found: Iterable[tuple[pd.DataFrame, Mapping[str, object]]]) -> None:
-    """Write the file that :func:`rows_of` reads, of rows and what they are of."""
-    rows = pd.concat([rows.assign(**place) for rows, place in found])
-    files.write(path(name), rows.to_csv(index=False, float_format="%.6g"))
+def write(name: str, tables: Iterable[tuple[pd.DataFrame, Mapping[str, object]]]) -> None:
+    """Write the file that :func:`rows_of` reads, of rows and their :func:`origin`."""
+    rows = pd.concat([table.assign(**columns) for table, columns in tables])
+    text = rows.to_csv(index=False, float_format="%.6g")
+    files.write(path(name), text)
 
 
 def path(name: str) -> Path:
     """The file of a name, in which all but letters and digits become hyphens."""
-    return data_directory() / "measurements" / "causes" / f"{re.sub('[^a-z0-9]+', '-', name)}.csv"
+    stem = re.sub("[^a-z0-9]+", "-", name)
+    return data_directory() / "measurements" / "causes" / f"{stem}.csv"

@@ -1,6 +1,4 @@
-"""The spike of the first token and the attention that it draws, taken away: each of them, and
-both.
-"""
+"""The spike of the first token and the attention that it draws, taken away: each, and both."""
 
 from collections.abc import Iterable
 
@@ -24,12 +22,15 @@ from analysis_lib.models.loading import lacks_head
 MASSIVE = 1000
 HEIGHTS = {"massive": MASSIVE, "early": 100}
 RANDOM = "random: mean"
-RECORDED, TRAINED = "spike", "norms"
+# The files in ``data/measurements/causes``.
+RECORDED = "spike"
+TRAINED = "norms"
 
 
 class _OfFirst(Metric):
-    """Means over texts of what each of the first few tokens has: columns layer, position (from 0),
-    these, and texts.
+    """Means over texts of what each of the first few tokens has.
+
+    Columns: layer, position (from 0), these means, and texts.
     """
 
     axes = ("position",)
@@ -40,14 +41,17 @@ class _OfFirst(Metric):
         super().__init__()
         self.positions = positions
 
-    def _add(self, counted: torch.Tensor, activations: Activations, **values: torch.Tensor) -> None:
+    def _add(
+        self,
+        counted: torch.Tensor,
+        activations: Activations,
+        **values: torch.Tensor,
+    ) -> None:
+        layer = activations.layer
         for name in self.means:
-            self.add(
-                (name, activations.layer),
-                torch.where(counted, values[name], 0).double(),
-                activations,
-            )
-        self.add(("texts", activations.layer), counted.double(), activations)
+            kept = torch.where(counted, values[name], 0)
+            self.add((name, layer), kept.double(), activations)
+        self.add(("texts", layer), counted.double(), activations)
 
     def rows(self, sums: LayerSums) -> Columns:
         texts = sums["texts"]
@@ -64,30 +68,40 @@ class SpikeHeight(_OfFirst):
     100 in itself).
     """
 
-    name, needs, interval, means = "spike_height", frozenset({"hidden"}), "height", ("height",)
+    name = "spike_height"
+    needs = frozenset({"hidden"})
+    interval = "height"
+    means = ("height",)
 
     def update(self, activations: Activations) -> None:
         hidden = activations.spaces["hidden"]
-        sizes, mask = hidden.values[:, 0].abs(), hidden.tokens.mask
-        typical = torch.stack([size[real].median() for size, real in zip(sizes, mask, strict=True)])
-        heights = sizes[:, : self.positions].amax(-1) / typical.unsqueeze(1)
-        self._add(mask[:, : self.positions], activations, height=heights)
+        sizes = hidden.values[:, 0].abs()
+        mask = hidden.tokens.mask
+        medians = []
+        for of_text, real in zip(sizes, mask, strict=True):
+            medians.append(of_text[real].median())
+        typical = torch.stack(medians).unsqueeze(1)
+        highest = sizes[:, : self.positions].amax(-1)
+        counted = mask[:, : self.positions]
+        self._add(counted, activations, height=highest / typical)
 
 
 class FirstKeys(_OfFirst):
-    """How much of the attention of later queries each of the first keys gets in a causal model, and
-    what it hands on.
+    """How much attention of later queries each of the first keys gets, and what it hands on.
 
-    Weights of the queries after these keys, mean over them, over heads and over texts; scores are
-    divided by the root of the width of a head. Another column, size: the norm of the value over
-    that of later values, mean over heads.
+    Of a causal model: the weights of the queries after these keys, mean over them, over heads and
+    over texts; scores are divided by the root of the width of a head. Another column, size: the
+    norm of the value over that of later values, mean over heads.
 
     Args:
         masked: the attention layers in which the first key is masked.
     """
 
-    name, needs, means = "first_keys", frozenset({"query", "key", "value"}), ("weight", "size")
-    interval, limits = "weight", (0, 1)
+    name = "first_keys"
+    needs = frozenset({"query", "key", "value"})
+    means = ("weight", "size")
+    interval = "weight"
+    limits = (0, 1)
 
     def __init__(self, positions: int = 3, masked: tuple[int, ...] = ()) -> None:
         super().__init__(positions)
@@ -96,24 +110,29 @@ class FirstKeys(_OfFirst):
     def update(self, activations: Activations) -> None:
         if "query" not in activations.spaces:
             return
-        query, key, value = (activations.spaces[name].values for name in ("query", "key", "value"))
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        query = activations.spaces["query"].values
+        key = activations.spaces["key"].values
+        value = activations.spaces["value"].values
+        # Grouped queries share the keys of their group.
+        group = query.shape[1] // key.shape[1]
+        key = key.repeat_interleave(group, 1)
+        scores = query @ key.transpose(2, 3)
+        scores = scores / query.shape[-1] ** 0.5
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        seen = seen.tril()
         seen[1:, 0] = activations.layer not in self.masked
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).mean(1)
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        of_later = weights.mean(1)[:, self.positions :, : self.positions]
         later = activations.tokens.mask[:, self.positions :].to(weights.dtype)
-        count = later.sum(1, keepdim=True).clamp_min(1)
-        given = (later.unsqueeze(1) @ weights[:, self.positions :, : self.positions]).squeeze(
-            1
-        ) / count
+        later = later.unsqueeze(1)
+        count = later.sum(2).clamp_min(1)
+        received = (later @ of_later).squeeze(1) / count
         norms = value.norm(dim=-1)
-        typical = (norms[..., self.positions :] * later.unsqueeze(1)).sum(
-            -1, keepdim=True
-        ) / count.unsqueeze(1)
-        counted = later.any(1, keepdim=True).expand_as(given)
-        sizes = (norms[..., : self.positions] / typical).mean(1)
-        self._add(counted, activations, weight=given, size=sizes)
+        later_norms = norms[..., self.positions :] * later
+        typical = later_norms.sum(-1, keepdim=True) / count.unsqueeze(1)
+        sizes = norms[..., : self.positions] / typical
+        counted = later.any(2).expand_as(received)
+        self._add(counted, activations, weight=received, size=sizes.mean(1))
 
 
 class HiddenAnisotropy(Anisotropy):
@@ -123,38 +142,43 @@ class HiddenAnisotropy(Anisotropy):
 
 
 def spike_layer(tables: TableSet, height: float = MASSIVE) -> int:
-    """The first hidden layer in which the first token is so high; or that in which it is
-    highest.
-    """
-    found = tables["spike_height"].query("position == 0").set_index("layer")["height"]
-    return int((found >= height).idxmax() if (found >= height).any() else found.idxmax())
+    """The first hidden layer in which the first token is so high, else that of its highest."""
+    heights = tables["spike_height"].query("position == 0")
+    heights = heights.set_index("layer")["height"]
+    high = heights >= height
+    layer = high.idxmax() if high.any() else heights.idxmax()
+    return int(layer)
 
 
-def largest_dimensions(tables: TableSet, layer: int, token: str, count: int = 3) -> tuple[int, ...]:
-    """The dimensions in which the mean vector of a type of token is largest in magnitude, in a
-    hidden layer.
-    """
+def largest_dimensions(
+    tables: TableSet,
+    layer: int,
+    token: str,
+    count: int = 3,
+) -> tuple[int, ...]:
+    """The largest dimensions, in magnitude, of the mean hidden state of a type of token."""
     means = tables["dimension_means"]
-    means = means[(means["layer"] == layer) & (means["token_type"] == token)].set_index(
-        "dimension"
-    )["mean"]
-    return tuple(map(int, means.abs().nlargest(count).index))
+    in_layer = means["layer"] == layer
+    of_type = means["token_type"] == token
+    sizes = means[in_layer & of_type].set_index("dimension")["mean"].abs()
+    return tuple(map(int, sizes.nlargest(count).index))
 
 
 def arms(
-    layer: int, dimensions: tuple[int, ...], token: str, last: int
+    layer: int,
+    dimensions: tuple[int, ...],
+    token: str,
+    last: int,
 ) -> dict[str, tuple[Replace, ...]]:
-    """What is done to the spike of a token in a hidden layer, and to its key in the attention after
-    it, by name.
-    """
+    """Changes of the spike of a token in a hidden layer, and of its key in attention after it."""
     at = {"where": "residual", "layers": (layer,), "tokens": (token,)}
-    spike, after = at | {"dimensions": dimensions}, tuple(range(layer + 1, last + 1))
-    gone, masked = (
-        Replace(**spike, by="mean_of_rest"),
-        Replace("weights", layers=after, tokens=(token,)),
-    )
-    silent = Replace("value", layers=after, tokens=(token,), by="zero")
-    held = Replace(**spike | {"layers": tuple(range(layer, last))}, by="mean_of_rest")
+    spike = at | {"dimensions": dimensions}
+    every_later = spike | {"layers": tuple(range(layer, last))}
+    after = {"layers": tuple(range(layer + 1, last + 1)), "tokens": (token,)}
+    gone = Replace(**spike, by="mean_of_rest")
+    held = Replace(**every_later, by="mean_of_rest")
+    masked = Replace("weights", **after)
+    silent = Replace("value", **after, by="zero")
     return {
         "spike: mean": (gone,),
         "spike: mean, held": (held,),
@@ -173,36 +197,54 @@ def arms(
 
 
 def random_arms(
-    layer: int, dimensions: tuple[int, ...], token: str, width: int, draws: int, seed: int = 0
+    layer: int,
+    dimensions: tuple[int, ...],
+    token: str,
+    width: int,
+    draws: int,
+    seed: int = 0,
 ) -> list[tuple[Replace]]:
-    """As many other dimensions of the token, drawn at random, get the mean of the other tokens; so
-    many draws.
+    """Changes of as many other dimensions of the token, drawn at random so many times.
+
+    They get the mean of the other tokens.
     """
-    random, others = np.random.default_rng(seed), sorted({*range(width)} - {*dimensions})
-    drawn = [
-        tuple(map(int, random.choice(others, len(dimensions), replace=False))) for _ in range(draws)
-    ]
+    random = np.random.default_rng(seed)
+    others = sorted({*range(width)} - {*dimensions})
     at = {"layers": (layer,), "tokens": (token,), "by": "mean_of_rest"}
-    return [(Replace("residual", dimensions=chosen, **at),) for chosen in drawn]
+    changes = []
+    for _ in range(draws):
+        drawn = random.choice(others, len(dimensions), replace=False)
+        chosen = tuple(map(int, drawn))
+        change = Replace("residual", dimensions=chosen, **at)
+        changes.append((change,))
+    return changes
 
 
 def first_type(tables: TableSet) -> str:
-    """The type of the first token of each text: ``cls``, or ``first`` where a model has no
-    [CLS].
-    """
-    return "first" if (tables["attention_by_token_type"]["key_type"] == "first").any() else "cls"
+    """The type of the first token: ``cls``, or ``first`` where a model has no [CLS]."""
+    types = tables["attention_by_token_type"]["key_type"]
+    return "first" if (types == "first").any() else "cls"
 
 
-def key_weight(tables: TableSet, token: str, after: int) -> float:
-    """The weight of the key of a token, mean over heads and over the attention layers after a
-    hidden layer.
-    """
-    found = tables["attention_by_token_type"]
-    return found.loc[(found["layer"] > after) & (found["key_type"] == token), "weight"].mean()
+def key_weight(
+    tables: TableSet,
+    token: str,
+    after: int,
+) -> float:
+    """The weight of the key of a token after a hidden layer, mean over heads and layers."""
+    table = tables["attention_by_token_type"]
+    later = table["layer"] > after
+    of_type = table["key_type"] == token
+    return table.loc[later & of_type, "weight"].mean()
 
 
-def effects(plain: Tables, changed: Tables, layer: int, token: str) -> dict[str, Estimate]:
-    """What a change does, with intervals paired over texts.
+def effects(
+    plain: Tables,
+    changed: Tables,
+    layer: int,
+    token: str,
+) -> dict[str, Estimate]:
+    """The effects of a change, with intervals paired over texts.
 
     Returns:
         loss, of the next token, with the change less without it, in nats, and kl, or (of a model
@@ -212,30 +254,47 @@ def effects(plain: Tables, changed: Tables, layer: int, token: str) -> dict[str,
         over the hidden layers from ``layer`` to the last but one.
     """
 
-    def cosines(t: TableSet) -> pd.Series:
-        return (
-            t["anisotropy"]
-            .query("space == 'hidden'")
-            .set_index("layer")["cosine"]
-            .loc[layer:]
-            .iloc[:-1]
-        )
+    def cosines(tables: TableSet) -> pd.Series:
+        hidden = tables["anisotropy"].query("space == 'hidden'")
+        by_layer = hidden.set_index("layer")["cosine"]
+        return by_layer.loc[layer:].iloc[:-1]
 
-    found = {
-        "weight": lambda a, b: key_weight(b, token, layer) / key_weight(a, token, layer),
-        "cosine": lambda a, b: (cosines(b) / cosines(a)).mean(),
-    }
+    def number(
+        tables: TableSet,
+        name: str,
+        column: str,
+    ) -> float:
+        return tables[name][column].iloc[0]
+
+    def weight(before: TableSet, after: TableSet) -> float:
+        return key_weight(after, token, layer) / key_weight(before, token, layer)
+
+    def cosine(before: TableSet, after: TableSet) -> float:
+        return (cosines(after) / cosines(before)).mean()
+
+    def loss(before: TableSet, after: TableSet) -> float:
+        with_change = number(after, "next_token_loss", "loss")
+        return with_change - number(before, "next_token_loss", "loss")
+
+    def divergence(_: TableSet, after: TableSet) -> float:
+        return number(after, "next_token_loss", "kl")
+
+    def turned(_: TableSet, after: TableSet) -> float:
+        return number(after, "output_change", "cosine")
+
+    statistics = {"weight": weight, "cosine": cosine}
     if "next_token_loss" in [*changed]:
-        found["loss"] = lambda a, b: (
-            b["next_token_loss"]["loss"].iloc[0] - a["next_token_loss"]["loss"].iloc[0]
-        )
-        found["kl"] = lambda a, b: b["next_token_loss"]["kl"].iloc[0]
+        statistics |= {"loss": loss, "kl": divergence}
     else:
-        found["turned"] = lambda a, b: b["output_change"]["cosine"].iloc[0]
-    return plain.intervals(found, changed)
+        statistics["turned"] = turned
+    return plain.intervals(statistics, changed)
 
 
-def every_effect(model: str, corpus: Corpus, draws: int = 20) -> pd.DataFrame:
+def every_effect(
+    model: str,
+    corpus: Corpus,
+    draws: int = 20,
+) -> pd.DataFrame:
     """The :func:`effects` of all arms, as they come with the book, or measured.
 
     Args:
@@ -247,8 +306,12 @@ def every_effect(model: str, corpus: Corpus, draws: int = 20) -> pd.DataFrame:
         ci_high, groups.
     """
     draws = require_whole("draws", draws, 0)
-    place = recorded.place_of(model, corpus, draws=draws)
-    return recorded.rows_of(RECORDED, lambda: _measured(load_model(model), corpus, draws), **place)
+
+    def measured() -> pd.DataFrame:
+        return _measured(load_model(model), corpus, draws)
+
+    origin = recorded.origin(model, corpus, draws=draws)
+    return recorded.rows_of(RECORDED, measured, **origin)
 
 
 def panels(rows: pd.DataFrame) -> dict[str, str]:
@@ -268,8 +331,9 @@ def panels(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def costs(spike: Estimate, silent: Estimate) -> str:
-    """What prediction costs without the spike, as a clause of a sentence; empty where the model
-    predicts no token.
+    """The cost in prediction of losing the spike, as a clause of a sentence.
+
+    It is empty where the model predicts no token.
 
     Args:
         spike: the extra loss without the spike, in nats.
@@ -281,86 +345,107 @@ def costs(spike: Estimate, silent: Estimate) -> str:
     return f", but prediction costs **{spike.value:.1f} nats** more{reason}"
 
 
-def record(**of_models: tuple[Corpus, int]) -> None:
+def record(**models: tuple[Corpus, int]) -> None:
     """Write what comes with the book: by model, the corpus that it reads, and how many draws."""
-    found = (
-        (_measured(load_model(model), corpus, draws), recorded.place_of(model, corpus, draws=draws))
-        for model, (corpus, draws) in of_models.items()
-    )
-    recorded.write(RECORDED, found)
+    tables = []
+    for name, (corpus, draws) in models.items():
+        rows = _measured(load_model(name), corpus, draws)
+        tables.append((rows, recorded.origin(name, corpus, draws=draws)))
+    recorded.write(RECORDED, tables)
 
 
-def _measured(model: LoadedModel, corpus: Corpus, draws: int) -> pd.DataFrame:
+def _measured(
+    model: LoadedModel,
+    corpus: Corpus,
+    draws: int,
+) -> pd.DataFrame:
     of_attention = ["attention_by_token_type", HiddenAnisotropy()]
     before = [*of_attention, "dimension_means", SpikeHeight()]
     if lacks_head(model, "next"):
-        metrics = [*of_attention, "output_change"]
+        after = [*of_attention, "output_change"]
     else:
-        metrics = [*of_attention, "next_token_loss"]
+        after = [*of_attention, "next_token_loss"]
         before.append("next_token_loss")
-    rows = []
     plain = measure(model, corpus, before, progress=False)
-    last, width = int(plain.layers["layer"].max()), int(plain.layers["width"].iloc[0])
+    last = int(plain.layers["layer"].max())
+    width = int(plain.layers["width"].iloc[0])
     token = first_type(plain)
+    layers: list[int] = []
+    rows = []
     for name, height in HEIGHTS.items():
         layer = spike_layer(plain, height)
-        if any(row["layer"] == layer for row in rows):
+        if layer in layers:
             continue
         dimensions = largest_dimensions(plain, layer, token)
-        chance = random_arms(layer, dimensions, token, width, 0 if rows else draws)
-        several = [(RANDOM, draw, change) for draw, change in enumerate(chance)]
-        several += [
-            (arm, 0, change) for arm, change in arms(layer, dimensions, token, last).items()
-        ]
-        for arm, draw, change in several:
-            changed = measure(model, corpus, metrics, intervention=change, progress=False)
-            found = effects(plain, changed, layer, token)
-            if any(one.where == "weights" for one in change):
+        changes = []
+        if not layers:
+            chance = random_arms(layer, dimensions, token, width, draws)
+            changes += [(RANDOM, draw, change) for draw, change in enumerate(chance)]
+        for arm, change in arms(layer, dimensions, token, last).items():
+            changes.append((arm, 0, change))
+        layers.append(layer)
+        for arm, draw, change in changes:
+            changed = measure(model, corpus, after, intervention=change, progress=False)
+            estimates = effects(plain, changed, layer, token)
+            if any(part.where == "weights" for part in change):
                 # Nobody is left to see the key but its own query.
-                del found["weight"]
-            about = {
+                del estimates["weight"]
+            labels = {
                 "spike": name,
                 "layer": layer,
                 "dimensions": " ".join(map(str, dimensions)),
                 "arm": arm,
                 "draw": draw,
             }
-            for quantity, one in found.items():
-                rows.append(about | {"quantity": quantity} | recorded.as_columns(one))
+            for quantity, effect in estimates.items():
+                numbers = recorded.as_columns(effect)
+                rows.append(labels | {"quantity": quantity} | numbers)
     return pd.DataFrame(rows)
 
 
-def estimate(rows: pd.DataFrame, arm: str, quantity: str) -> Estimate:
-    """One effect of those of :func:`every_effect`, in one layer; NaN where the model has no such
-    quantity.
-    """
-    found = rows[(rows["arm"] == arm) & (rows["quantity"] == quantity)]
-    return Estimate(*found[[*recorded.COLUMNS]].iloc[0]) if len(found) else Estimate(np.nan)
+def estimate(
+    rows: pd.DataFrame,
+    arm: str,
+    quantity: str,
+) -> Estimate:
+    """One effect of :func:`every_effect`, in one layer; NaN where the model has none of it."""
+    of_arm = rows["arm"] == arm
+    of_quantity = rows["quantity"] == quantity
+    numbers = rows.loc[of_arm & of_quantity, [*recorded.COLUMNS]]
+    if numbers.empty:
+        return Estimate(np.nan)
+    return Estimate(*numbers.iloc[0])
 
 
 def layer_by_layer(
-    model: LoadedModel, corpus: Corpus, layer: int, dimensions: tuple[int, ...]
+    model: LoadedModel,
+    corpus: Corpus,
+    layer: int,
+    dimensions: tuple[int, ...],
 ) -> dict[str, Tables]:
-    """The tables spike_height, first_keys and attention_by_token_type of a causal model, by what is
-    done.
+    """The tables spike_height, first_keys and attention_by_token_type of a causal model, by arm.
 
     Args:
         layer, dimensions: of the spike.
     """
-    plain = measure(
-        model, corpus, [SpikeHeight(), FirstKeys(), "attention_by_token_type"], progress=False
-    )
-    last = int(plain.layers["layer"].max())
-    done, found = arms(layer, dimensions, first_type(plain), last), {"no change": plain}
-    for arm, masked in (("spike: mean", ()), ("key: masked everywhere", tuple(range(1, last + 1)))):
+
+    def measured(change: tuple[Replace] | None, masked: tuple[int, ...] = ()) -> Tables:
         metrics = [SpikeHeight(), FirstKeys(masked=masked), "attention_by_token_type"]
-        found[arm] = measure(model, corpus, metrics, intervention=done[arm], progress=False)
-    return found
+        return measure(model, corpus, metrics, intervention=change, progress=False)
+
+    plain = measured(None)
+    last = int(plain.layers["layer"].max())
+    changes = arms(layer, dimensions, first_type(plain), last)
+    everywhere = tuple(range(1, last + 1))
+    return {
+        "no change": plain,
+        "spike: mean": measured(changes["spike: mean"]),
+        "key: masked everywhere": measured(changes["key: masked everywhere"], everywhere),
+    }
 
 
 def first_tokens(model: str, corpus: Corpus) -> pd.DataFrame:
-    """The spike and the sink of a causal model, layer by layer, as they come with the book, or
-    measured.
+    """The spike and the sink of a causal model, layer by layer: as shipped, or measured.
 
     Returns:
         Columns layer; height, of the first token, mean over texts; received, the attention that its
@@ -368,23 +453,32 @@ def first_tokens(model: str, corpus: Corpus) -> pd.DataFrame:
         most; loss, of the next token on these texts, in nats, the same in all rows. The layer of
         the input has no attention.
     """
-    return recorded.rows_of(
-        TRAINED, lambda: _first_tokens(model, corpus), **recorded.place_of(model, corpus)
-    )
+
+    def measured() -> pd.DataFrame:
+        return _first_tokens(model, corpus)
+
+    return recorded.rows_of(TRAINED, measured, **recorded.origin(model, corpus))
 
 
 def record_first_tokens(models: Iterable[str], corpus: Corpus) -> None:
     """Write what comes with the book of :func:`first_tokens`."""
-    recorded.write(
-        TRAINED, ((_first_tokens(name, corpus), recorded.place_of(name, corpus)) for name in models)
-    )
+    tables = []
+    for name in models:
+        rows = _first_tokens(name, corpus)
+        tables.append((rows, recorded.origin(name, corpus)))
+    recorded.write(TRAINED, tables)
 
 
 def _first_tokens(model: str, corpus: Corpus) -> pd.DataFrame:
-    tables = measure(
-        model, corpus, [SpikeHeight(), "attention_received", "next_token_loss"], progress=False
-    )
-    first = tables["attention_received"].query("position == 1").groupby("layer")["received"]
-    heights = tables["spike_height"].query("position == 0").set_index("layer")["height"]
-    found = pd.DataFrame({"height": heights, "received": first.mean(), "most": first.max()})
-    return found.assign(loss=tables["next_token_loss"]["loss"].iloc[0]).reset_index()
+    metrics = [SpikeHeight(), "attention_received", "next_token_loss"]
+    tables = measure(model, corpus, metrics, progress=False)
+    first = tables["attention_received"].query("position == 1")
+    received = first.groupby("layer")["received"]
+    heights = tables["spike_height"].query("position == 0")
+    columns = {
+        "height": heights.set_index("layer")["height"],
+        "received": received.mean(),
+        "most": received.max(),
+    }
+    loss = tables["next_token_loss"]["loss"].iloc[0]
+    return pd.DataFrame(columns).assign(loss=loss).reset_index()

@@ -1,3 +1,1 @@
-"""Fosse et al. (2023): the direction of an utterance is its class, and self-attention makes its
-tokens alike.
-"""
+"""Fosse et al. (2023): a direction is a class, and self-attention makes tokens alike."""

@@ -1,9 +1,9 @@
-"""Directions that are classes, and the cone of the values that attention averages (Fosse et al.
-2023, sec. 3).
+"""Directions that are classes, and the cone of the values that attention averages.
+
+Fosse et al. 2023, sec. 3.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +26,9 @@ Vectors = Float[np.ndarray, "utterance width"]
 Cosines = Float[np.ndarray, "utterance utterance"]
 Labels = Int[np.ndarray, " utterance"]
 Correct = Bool[np.ndarray, " utterance"]
-# Places of utterances, as a jackknife leaves them.
+# Indices of utterances, as a jackknife leaves them.
 Kept = Int[np.ndarray, " kept"]
+Statistic = Callable[[Kept], float | Sequence[float]]
 
 
 def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
@@ -44,37 +45,40 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
             f"{model.name} on {corpus.name}: give a model that reads texts, and texts"
         )
     last = sum(map(len, model.stacks.values()))
-    found: dict[int, np.ndarray] = {}
+    # The group of an utterance is its index: batches come in an order of their own.
+    texts = range(len(corpus))
+    settings = capture.Settings()
+    by_text: dict[int, np.ndarray] = {}
 
     def receive(activations: capture.Activations) -> None:
         if activations.layer == last:
-            vectors = activations.spaces["hidden"].values[:, 0, 0].double().cpu().numpy()
-            found.update(zip(activations.tokens.groups, vectors, strict=True))
+            first = activations.spaces["hidden"].values[:, 0, 0]
+            vectors = first.double().cpu().numpy()
+            by_text.update(zip(activations.tokens.groups, vectors, strict=True))
 
     def read() -> Vectors:
-        # The group of an utterance is its place: batches come in an order of their own.
-        for batch in capture.batches(
-            model, corpus.items, range(len(corpus)), capture.Settings(), capture.Reading()
-        ):
+        for batch in capture.batches(model, corpus.items, texts, settings, capture.Reading()):
             capture.run(model, batch, frozenset({"hidden"}), receive)
-        return np.stack([found[i] for i in range(len(corpus))])
+        return np.stack([by_text[text] for text in texts])
 
-    return _kept(
-        "class_vectors", StoredMeasurements.of_model(model, corpus, capture.Settings()), read
-    )
+    store = StoredMeasurements.of_model(model, corpus, settings)
+    return _kept("class_vectors", store, read)
 
 
-def _kept(name: str, beside: StoredMeasurements, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """What this module makes of each text, kept beside the measurements: several pages ask for
-    it.
-    """
-    return beside.array(f"{name}-{book_hash()[:16]}", make)
+def _kept(
+    name: str,
+    store: StoredMeasurements,
+    make: Callable[[], np.ndarray],
+) -> np.ndarray:
+    """An array of a row per text, kept beside the measurements: several pages ask for it."""
+    return store.array(f"{name}-{book_hash()[:16]}", make)
 
 
 def cosines(vectors: Vectors) -> Cosines:
     """The cosine of every two utterances; NaN where a vector is zero."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit = vectors / np.where(norms > 0, norms, np.nan)
+    norms = np.where(norms > 0, norms, np.nan)
+    unit = vectors / norms
     return unit @ unit.T
 
 
@@ -84,47 +88,56 @@ def predicted(folder: Path | str, corpus: Corpus) -> np.ndarray:
     def read() -> np.ndarray:
         return predict(folder, corpus)["predicted"].to_numpy(str)
 
-    # Texts without classes are refused by who reads them, whether or not it has read them before.
+    # What needs the classes refuses texts without them, whether or not these were read before.
     if corpus.labels is None:
         return read()
-    return _kept(
-        "predicted", StoredMeasurements.of_name(str(folder), corpus, capture.Settings()), read
-    )
+    store = StoredMeasurements.of_name(str(folder), corpus, capture.Settings())
+    return _kept("predicted", store, read)
 
 
 def classified(folder: Path | str, corpus: Corpus) -> tuple[Cosines, Correct]:
-    """What a classifier makes of texts with classes: their :func:`cosines`, and which it finds the
-    class of.
-    """
-    right = predicted(folder, corpus) == np.array(corpus.classes)[corpus.labels]
-    return cosines(class_vectors(load_model(str(folder)), corpus)), right
+    """The :func:`cosines` of texts with classes under a classifier, and which it gets right."""
+    given = predicted(folder, corpus)
+    correct = given == np.array(corpus.classes)[corpus.labels]
+    model = load_model(str(folder))
+    return cosines(class_vectors(model, corpus)), correct
 
 
-def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dict[int, int]:
-    """The place of one utterance of each class, drawn among those classified correctly.
+def draw_representatives(
+    labels: Labels,
+    correct: Correct,
+    seed: int = 0,
+) -> dict[int, int]:
+    """The index of one utterance of each class, drawn among those classified correctly.
 
     Raises:
         AnalysisError: there is one class alone, or a class that no utterance represents.
     """
-    if len(classes := np.unique(labels)) < 2:
+    classes = np.unique(labels)
+    if len(classes) < 2:
         raise AnalysisError("a separation needs two classes or more: give utterances of several")
-    if missing := sorted(set(classes) - set(labels[correct])):
+    missing = sorted({*classes} - {*labels[correct]})
+    if missing:
         raise AnalysisError(
             f"no utterance of class {missing[0]} was classified correctly: there is no "
             "representative"
         )
     random = np.random.default_rng(seed)
-    return {
-        int(label): int(random.choice(np.flatnonzero(correct & (labels == label))))
-        for label in classes
-    }
+    representatives = {}
+    for label in classes:
+        candidates = np.flatnonzero(correct & (labels == label))
+        representatives[int(label)] = int(random.choice(candidates))
+    return representatives
 
 
 def to_representatives(
-    similar: Cosines, corpus: Corpus, representatives: Mapping[int, int]
+    similar: Cosines,
+    corpus: Corpus,
+    representatives: Mapping[int, int],
 ) -> pd.DataFrame:
-    """The cosine of all texts to a representative of each class, itself left out (Fosse et al.
-    2023, Fig. 2).
+    """The cosine of all texts to a representative of each class, itself left out.
+
+    Fosse et al. 2023, Fig. 2.
 
     Args:
         similar: from :func:`cosines`.
@@ -136,45 +149,47 @@ def to_representatives(
         and cosine.
     """
     names = np.array(corpus.classes)
-    found = {
-        names[label]: pd.DataFrame({"class": names[corpus.labels], "cosine": similar[place]}).drop(
-            place
-        )
-        for label, place in representatives.items()
-    }
-    return (
-        pd.concat(found, names=["representative"])
-        .reset_index("representative")
-        .reset_index(drop=True)
-    )
+    classes = names[corpus.labels]
+    tables = {}
+    for label, index in representatives.items():
+        table = pd.DataFrame({"class": classes, "cosine": similar[index]})
+        tables[names[label]] = table.drop(index)
+    rows = pd.concat(tables, names=["representative"])
+    return rows.reset_index("representative").reset_index(drop=True)
 
 
 def over_texts(
-    statistics: Mapping[str, Callable[[Kept], float | Sequence[float]]], corpus: Corpus
+    statistics: Mapping[str, Statistic], corpus: Corpus
 ) -> dict[str, Estimate | list[Estimate]]:
     """Numbers of a sample of texts, with 95 % jackknife intervals over them.
 
     Args:
-        statistics: by name, what computes a number, or several, from the texts at the places it is
-            given.
+        statistics: by name, what computes a number, or several, from the texts of some indices.
 
     >>> found = over_texts({"mean": lambda kept: kept.mean()}, Corpus("x", range(41)))["mean"]
     >>> found.value, found.side(19), found.draws
     (20.0, 'undecided', 20)
     """
-    places, groups = np.arange(len(corpus)), np.array(corpus.groups(GROUPS))
-    several = [places[groups != group] for group in np.unique(groups)]
-    return {
-        name: jackknife(of(places), [of(kept) for kept in several])
-        for name, of in statistics.items()
-    }
+    every = np.arange(len(corpus))
+    groups = np.array(corpus.groups(GROUPS))
+    samples = [every[groups != group] for group in np.unique(groups)]
+    estimates = {}
+    for name, statistic in statistics.items():
+        without = [statistic(kept) for kept in samples]
+        estimates[name] = jackknife(statistic(every), without)
+    return estimates
 
 
 def of_class(
-    similar: Cosines, labels: Labels, correct: Correct, own: bool, kept: Kept
+    similar: Cosines,
+    labels: Labels,
+    correct: Correct,
+    own: bool,
+    kept: Kept,
 ) -> list[Float[np.ndarray, " pair"]]:
-    """For each class, the cosines between its representatives, the correctly classified, and other
-    texts.
+    """For each class, the cosines between its representatives and other texts.
+
+    Representatives are all that are classified correctly.
 
     Args:
         similar: from :func:`cosines`.
@@ -183,28 +198,29 @@ def of_class(
         own: whether the other texts are those of the same class, or those of all other classes.
         kept: the texts that count.
     """
-    found = []
+    by_class = []
     for label in np.unique(labels):
-        representatives, of_label = (
-            kept[(labels[kept] == label) & correct[kept]],
-            labels[kept] == label,
-        )
-        pairs = similar[np.ix_(representatives, kept[of_label == own])]
-        itself = representatives[:, None] == kept[of_label == own]
-        found.append(pairs[~itself])
-    return found
+        in_class = labels[kept] == label
+        representatives = kept[in_class & correct[kept]]
+        others = kept[in_class == own]
+        pairs = similar[np.ix_(representatives, others)]
+        itself = representatives[:, None] == others
+        by_class.append(pairs[~itself])
+    return by_class
 
 
 def areas(
-    similar: Cosines, own: Bool[np.ndarray, " utterance"], correct: Correct
+    similar: Cosines,
+    own: Bool[np.ndarray, " utterance"],
+    correct: Correct,
 ) -> Float[np.ndarray, " representative"]:
-    """How well the cosine to a representative of a class tells that class from the others (Fosse et
-    al. 2023, Fig. 2).
+    """How well the cosine to a representative of a class tells that class from the others.
 
     The area under the ROC curve is the probability that an utterance of the class is more like the
     representative than one of another class is (Mann and Whitney 1947); ties count half. 0.5 is no
-    separation, 1 a complete one. The paper draws one representative of each class among the
-    correctly classified; here every one of them takes its turn, and is itself left out.
+    separation, 1 a complete one. The paper (Fosse et al. 2023, Fig. 2) draws one representative of
+    each class among the correctly classified; here every one of them takes its turn, and is itself
+    left out.
 
     Args:
         similar: from :func:`cosines`.
@@ -215,48 +231,65 @@ def areas(
         The area of each representative; a single NaN where there is none, or nothing to compare it
         with.
     """
-    representatives, same = np.flatnonzero(own & correct), np.flatnonzero(own)
+    representatives = np.flatnonzero(own & correct)
+    same = np.flatnonzero(own)
     pairs = (len(same) - 1) * (len(own) - len(same))
     if not (len(representatives) and pairs):
         return np.array([np.nan])
     rows = similar[representatives]
     # A rank among all less that among the class: how many of the others lie below, a tie as a half.
-    below = stats.rankdata(rows, axis=1)[:, own] - stats.rankdata(rows[:, own], axis=1)
+    ranks = stats.rankdata(rows, axis=1)[:, own]
+    below = ranks - stats.rankdata(rows[:, own], axis=1)
     itself = np.searchsorted(same, representatives)
     below[np.arange(len(representatives)), itself] = 0
     return below.sum(1) / pairs
 
 
 def mean_areas(
-    similar: Cosines, labels: Labels, correct: Correct, kept: Kept
+    similar: Cosines,
+    labels: Labels,
+    correct: Correct,
+    kept: Kept,
 ) -> Float[np.ndarray, " class"]:
     """The mean of the :func:`areas` of each class, among the utterances that are kept."""
-    similar, own = similar[np.ix_(kept, kept)], labels[kept]
-    return np.array(
-        [areas(similar, own == label, correct[kept]).mean() for label in np.unique(labels)]
-    )
+    among = similar[np.ix_(kept, kept)]
+    represents = correct[kept]
+    means = []
+    for label in np.unique(labels):
+        own = labels[kept] == label
+        means.append(areas(among, own, represents).mean())
+    return np.array(means)
 
 
 def others_apart(
-    similar: Cosines, labels: Labels, correct: Correct, label: int, kept: Kept
+    similar: Cosines,
+    labels: Labels,
+    correct: Correct,
+    label: int,
+    kept: Kept,
 ) -> float:
     """How little a representative of one of three classes tells the two others apart.
 
     0.6 minus the larger of A and 1 − A, where A is the area under the ROC curve, between the two
     others, of the cosine to a representative of the class ``label``, mean over representatives.
     """
-    own, one, other = (kept[labels[kept] == (label + turn) % 3] for turn in range(3))
-    rows = similar[own[correct[own]]]
-    ranks = stats.mannwhitneyu(rows[:, one], rows[:, other], axis=1).statistic
-    area = ranks.mean() / len(one) / len(other)
+    own = kept[labels[kept] == label]
+    second = kept[labels[kept] == (label + 1) % 3]
+    third = kept[labels[kept] == (label + 2) % 3]
+    representatives = own[correct[own]]
+    rows = similar[representatives]
+    test = stats.mannwhitneyu(rows[:, second], rows[:, third], axis=1)
+    area = test.statistic.mean() / len(second) / len(third)
     return float(0.6 - max(area, 1 - area))
 
 
 def separation(
-    before: Cosines, after: Cosines, correct: Correct, corpus: Corpus
+    before: Cosines,
+    after: Cosines,
+    correct: Correct,
+    corpus: Corpus,
 ) -> dict[str, Callable]:
-    """The numbers of the claims on direction, by the id of a claim: functions of the texts that are
-    kept.
+    """The numbers of the claims on direction, by the id of a claim, as functions of the texts kept.
 
     Each gives a number for every class, of the cosines of its representatives, the correctly
     classified (sec. 3):
@@ -276,39 +309,59 @@ def separation(
         correct: which texts are then classified correctly.
         corpus: the texts, with classes.
     """
-    labels, classes = np.array(corpus.labels), [*corpus.classes]
-    was, now = (partial(mean_areas, similar, labels, correct) for similar in (before, after))
-    own, other = (partial(of_class, after, labels, correct, own) for own in (True, False))
-    found = {
-        "fosse-classes-alike-before": lambda kept: 0.6 - was(kept),
-        "fosse-direction-is-class": now,
-        "fosse-direction-by-fine-tuning": lambda kept: now(kept) - was(kept),
-        "fosse-own-class-high": lambda kept: [(pairs > 0.75).mean() for pairs in own(kept)],
+    labels = np.array(corpus.labels)
+    classes = [*corpus.classes]
+
+    def areas_before(kept: Kept) -> Float[np.ndarray, " class"]:
+        return mean_areas(before, labels, correct, kept)
+
+    def areas_after(kept: Kept) -> Float[np.ndarray, " class"]:
+        return mean_areas(after, labels, correct, kept)
+
+    def high_of_own(kept: Kept) -> list[float]:
+        of_own = of_class(after, labels, correct, True, kept)
+        return [(pairs > 0.75).mean() for pairs in of_own]
+
+    def near_orthogonal(kept: Kept) -> list[float]:
+        of_other = of_class(after, labels, correct, False, kept)
+        return [0.25 - abs(np.median(pairs)) for pairs in of_other]
+
+    def mostly_orthogonal(kept: Kept) -> list[float]:
+        of_other = of_class(after, labels, correct, False, kept)
+        return [(abs(pairs) < 0.25).mean() for pairs in of_other]
+
+    def contradiction_apart(kept: Kept) -> float:
+        label = classes.index("contradiction")
+        return others_apart(after, labels, correct, label, kept)
+
+    statistics = {
+        "fosse-classes-alike-before": lambda kept: 0.6 - areas_before(kept),
+        "fosse-direction-is-class": areas_after,
+        "fosse-direction-by-fine-tuning": lambda kept: areas_after(kept) - areas_before(kept),
+        "fosse-own-class-high": high_of_own,
     }
     if len(classes) == 2:
-        found["fosse-orthogonal-median"] = lambda kept: [
-            0.25 - abs(np.median(pairs)) for pairs in other(kept)
-        ]
-        found["fosse-orthogonal-most"] = lambda kept: [
-            (abs(pairs) < 0.25).mean() for pairs in other(kept)
-        ]
+        statistics["fosse-orthogonal-median"] = near_orthogonal
+        statistics["fosse-orthogonal-most"] = mostly_orthogonal
     if len(classes) == 3 and "contradiction" in classes:
-        place = classes.index("contradiction")
-        found["fosse-contradiction-apart"] = partial(others_apart, after, labels, correct, place)
-    return found
+        statistics["fosse-contradiction-apart"] = contradiction_apart
+    return statistics
 
 
 Heads = Float[np.ndarray, "head token width"]
+# Queries, keys and values.
+Layer = tuple[Heads, Heads, Heads]
 
 
-def head_vectors(model: LoadedModel, text: str | Pair) -> list[tuple[Heads, Heads, Heads]]:
+def head_vectors(model: LoadedModel, text: str | Pair) -> list[Layer]:
     """The queries, keys and values of a text in every attention layer.
 
     Raises:
         AnalysisError: the weights of a layer are not those of equation 1, where every query sees
             every key and a score does not depend on positions.
     """
-    found: list[tuple[Heads, Heads, Heads]] = []
+    spaces = ("query", "key", "value")
+    layers: list[Layer] = []
 
     def receive(activations: capture.Activations) -> None:
         scores = activations.scores
@@ -318,18 +371,24 @@ def head_vectors(model: LoadedModel, text: str | Pair) -> list[tuple[Heads, Head
             raise AnalysisError(
                 f"attention in {model.name} depends on positions: give a model such as BERT"
             )
-        spaces = (activations.spaces[name] for name in ("query", "key", "value"))
-        found.append(tuple(space.values[0].double().cpu().numpy() for space in spaces))
+        vectors = []
+        for name in spaces:
+            values = activations.spaces[name].values[0]
+            vectors.append(values.double().cpu().numpy())
+        layers.append(tuple(vectors))
 
-    needs = frozenset({"query", "key", "value", capture.SCORES})
-    for batch in capture.batches(model, [text], [0], capture.Settings(), capture.Reading()):
+    needs = frozenset({*spaces, capture.SCORES})
+    settings = capture.Settings()
+    for batch in capture.batches(model, [text], [0], settings, capture.Reading()):
         capture.run(model, batch, needs, receive)
-    return found
+    return layers
 
 
 def attention_rows(query: Heads, key: Heads) -> Float[np.ndarray, "head token token"]:
     """The weights a_ij of every token to every other (eq. 1)."""
-    return special.softmax(query @ key.swapaxes(1, 2) / query.shape[-1] ** 0.5, axis=-1)
+    scale = query.shape[-1] ** 0.5
+    scores = query @ key.swapaxes(1, 2) / scale
+    return special.softmax(scores, axis=-1)
 
 
 def narrowing(model: LoadedModel, texts: Sequence[str | Pair]) -> Float[np.ndarray, " text"]:
@@ -338,30 +397,31 @@ def narrowing(model: LoadedModel, texts: Sequence[str | Pair]) -> Float[np.ndarr
     The similarity inside a text (eq. 3) of the outputs of a head minus that of its values, mean
     over all heads.
     """
-    found = []
+    means = []
     for text in texts:
-        layers = head_vectors(model, text)
-        pairs = (
-            (alike(attention_rows(query, key) @ value), alike(value))
-            for query, key, value in layers
-        )
-        found.append(np.mean([of_outputs - of_values for of_outputs, of_values in pairs]))
-    return np.array(found)
+        differences = []
+        for query, key, value in head_vectors(model, text):
+            outputs = attention_rows(query, key) @ value
+            differences.append(alike(outputs) - alike(value))
+        means.append(np.mean(differences))
+    return np.array(means)
 
 
 def alike(vectors: Heads) -> Float[np.ndarray, " head"]:
     """The mean cosine of two vectors of a head (eq. 3)."""
-    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return mean_pair_cosine(unit.sum(1), np.full(len(unit), unit.shape[1], dtype=float))
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unit = vectors / norms
+    heads, tokens, _ = unit.shape
+    counts = np.full(heads, tokens, dtype=float)
+    return mean_pair_cosine(unit.sum(1), counts)
 
 
 def cone(vectors: tuple[Heads, Heads], head: int) -> pd.DataFrame:
-    """The values of a head and its outputs around the axis of the values, the mean of their
-    directions.
+    """The values of a head and its outputs around the axis of the values.
 
-    An output is a convex combination of the values. All vectors within an angle θ of an axis form a
-    convex cone as long as θ is at most 90°; then no output is farther from the axis than the
-    farthest value.
+    The axis is the mean of their directions. An output is a convex combination of the values. All
+    vectors within an angle θ of an axis form a convex cone as long as θ is at most 90°; then no
+    output is farther from the axis than the farthest value.
 
     Args:
         vectors: the values v_j of each head, and what attention makes of them, y_i = Σ_j a_ij v_j
@@ -369,7 +429,7 @@ def cone(vectors: tuple[Heads, Heads], head: int) -> pd.DataFrame:
         head: counted from 1.
 
     Returns:
-        One row per vector: vector (value or output), token (its place), angle (to the axis, in
+        One row per vector: vector (value or output), token (its index), angle (to the axis, in
         degrees), along (its component along the axis) and aside (the length of the rest, negative
         on one side of the first principal direction of what the values have besides the axis). In
         the plane of along and aside, angles to the axis and lengths are those of the space.
@@ -377,17 +437,22 @@ def cone(vectors: tuple[Heads, Heads], head: int) -> pd.DataFrame:
     if not 1 <= head <= len(vectors[0]):
         raise AnalysisError(f"there is no head {head}: give one from 1 to {len(vectors[0])}")
     values, outputs = (kind[head - 1] for kind in vectors)
-    axis = (values / np.linalg.norm(values, axis=1, keepdims=True)).mean(0)
+    norms = np.linalg.norm(values, axis=1, keepdims=True)
+    axis = (values / norms).mean(0)
     axis /= np.linalg.norm(axis)
-    across = np.linalg.svd(values - np.outer(values @ axis, axis), full_matrices=False)[2][0]
+    off_axis = values - np.outer(values @ axis, axis)
+    _, _, principal = np.linalg.svd(off_axis, full_matrices=False)
     both = np.concatenate([values, outputs])
+    side = both @ principal[0]
     along = both @ axis
-    rest = np.linalg.norm(both - np.outer(along, axis), axis=1)
+    aside = both - np.outer(along, axis)
+    rest = np.linalg.norm(aside, axis=1)
+    counts = [len(values), len(outputs)]
     columns = {
-        "vector": np.repeat(["value", "output"], [len(values), len(outputs)]),
+        "vector": np.repeat(["value", "output"], counts),
         "token": [*range(len(values)), *range(len(outputs))],
         "angle": np.degrees(np.arctan2(rest, along)),
         "along": along,
-        "aside": np.where(both @ across < 0, -rest, rest),
+        "aside": np.where(side < 0, -rest, rest),
     }
     return pd.DataFrame(columns)

@@ -17,7 +17,12 @@ Numbers = Mapping[str, Estimate | list[Estimate]]
 
 
 def finetunings(
-    model: LoadedModel, train: Corpus, validation: Corpus, seeds: int, first: int = 0, **settings
+    model: LoadedModel,
+    train: Corpus,
+    validation: Corpus,
+    seeds: int,
+    first: int = 0,
+    **settings,
 ) -> pd.DataFrame:
     """Fine-tune an encoder until so many trainings have succeeded, or twice as many are done.
 
@@ -42,28 +47,38 @@ def finetunings(
     while len(rows) < 2 * seeds and sum(not row["failed"] for row in rows) < seeds:
         seed = first + len(rows)
         folder = finetune(model, train, validation, seed=seed, **settings)
-        kept = (
-            pd.read_csv(folder / TABLE)
-            .sort_values("accuracy", ascending=False, kind="stable")
-            .iloc[0]
-        )
-        found = share(round(kept["accuracy"] * len(validation)), len(validation))
-        numbers = dict(zip(("accuracy", "ci_low", "ci_high"), found.row, strict=True))
-        about = {
+        epochs = pd.read_csv(folder / TABLE)
+        kept = epochs.sort_values("accuracy", ascending=False, kind="stable").iloc[0]
+        correct = round(kept["accuracy"] * len(validation))
+        accuracy = share(correct, len(validation))
+        row = {
             "seed": seed,
             "folder": folder,
             "epochs": int(kept["epoch"]),
-            **numbers,
+            "accuracy": accuracy.value,
+            "ci_low": accuracy.ci_low,
+            "ci_high": accuracy.ci_high,
             "most_frequent": frequent,
+            "failed": accuracy.ci_low <= frequent,
         }
-        rows.append(about | {"failed": found.ci_low <= frequent})
+        rows.append(row)
     table = pd.DataFrame(rows)
-    return table.assign(judged=~table["failed"] if not table["failed"].all() else table.index == 0)
+    judged = ~table["failed"]
+    if not judged.any():
+        judged = table.index == 0
+    return table.assign(judged=judged)
 
 
-def sample(train: Corpus, test: Corpus, trainings: pd.DataFrame, of: int) -> str:
-    """What the numbers of trainings were measured on, in words; ``of`` is how many texts there are
-    to train on.
+def sample(
+    train: Corpus,
+    test: Corpus,
+    trainings: pd.DataFrame,
+    of: int,
+) -> str:
+    """The texts and trainings of some numbers, in words.
+
+    Args:
+        of: how many texts there are to train on.
     """
     judged = trainings[trainings["judged"]]
     span = dict.fromkeys((judged["epochs"].min(), judged["epochs"].max()))
@@ -75,40 +90,44 @@ def sample(train: Corpus, test: Corpus, trainings: pd.DataFrame, of: int) -> str
     )
 
 
-def verdicts(found: Sequence[Numbers], sample: str) -> pd.DataFrame:
-    """The verdicts on claims from their numbers in every training: the mean, with an interval over
-    trainings and texts.
+def verdicts(numbers: Sequence[Numbers], sample: str) -> pd.DataFrame:
+    """The verdicts on claims from the mean of their numbers over trainings.
+
+    Its interval is over trainings and texts.
 
     Args:
-        found: for each training, by the id of a claim its number, or several that all have to lie
+        numbers: for each training, by the id of a claim its number, or several that all have to lie
             beyond the bound.
         sample: what they were measured on.
     """
     rows = []
-    for name in found[0]:
-        parts = ([of[name]] if isinstance(of[name], Estimate) else of[name] for of in found)
-        rows.append(
-            claims.judged(
-                name, [seed_and_unit_interval(part) for part in zip(*parts, strict=True)], sample
-            )
-        )
+    for name, first in numbers[0].items():
+        of_trainings = [training[name] for training in numbers]
+        if isinstance(first, Estimate):
+            of_trainings = [[estimate] for estimate in of_trainings]
+        means = []
+        for estimates in zip(*of_trainings, strict=True):
+            means.append(seed_and_unit_interval(estimates))
+        rows.append(claims.judged(name, means, sample))
     return pd.DataFrame(rows)
 
 
 def recorded(names: Sequence[str], page: str) -> pd.DataFrame:
-    """The verdicts of a page on trainings that come with the book, such as
-    ``minilm-on-yelphat``.
-    """
+    """The verdicts of a page on shipped trainings, such as ``minilm-on-yelphat``."""
     frames = [pd.DataFrame()]
     for name in names:
         run = shipping.shipped(name).run
-        training, dataset = run["training"], corpora.title(name.partition("-on-")[2])
-        about = (
+        training = run["training"]
+        dataset = corpora.title(name.partition("-on-")[2])
+        sample = (
             f"{run['texts']:,} texts; {len(training['seeds'])} trainings of at most "
-            f"{training['epochs']} epochs"
+            f"{training['epochs']} epochs on {training['texts']:,} texts"
         )
-        about = {"dataset": dataset, "sample": f"{about} on {training['texts']:,} texts"}
-        frames.append(claims.recorded(name).assign(model=title(run["model"]), **about))
-    found = pd.concat(frames, ignore_index=True)
+        frame = claims.recorded(name)
+        frames.append(frame.assign(model=title(run["model"]), dataset=dataset, sample=sample))
+    rows = pd.concat(frames, ignore_index=True)
+    if rows.empty:
+        return rows
     known = claims.load("fosse")
-    return found[[known[i].page == page for i in found["id"]]] if len(found) else found
+    of_page = [known[name].page == page for name in rows["id"]]
+    return rows[of_page]

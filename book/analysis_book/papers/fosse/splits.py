@@ -1,4 +1,4 @@
-"""What classifiers are trained, stopped and tested on (Fosse et al. 2023, sec. 2.3)."""
+"""The corpora that classifiers are trained, stopped and tested on (Fosse et al. 2023, 2.3)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,9 +11,13 @@ from analysis_lib.errors import AnalysisError, require_seed, require_text, requi
 
 
 def splits(
-    data: str, limit: int = 0, test_limit: int = 0, seed: int = 0, test: str | None = None
+    data: str,
+    limit: int = 0,
+    test_limit: int = 0,
+    seed: int = 0,
+    test: str | None = None,
 ) -> tuple[Corpus, Corpus, Corpus]:
-    """What a classifier is trained on, stopped by and tested on.
+    """The corpora that a classifier is trained on, stopped by and tested on.
 
     Args:
         data: a corpus with classes and the splits train, validation and test, or a file with
@@ -43,34 +47,36 @@ def splits(
     if test is None:
         whole = [load_corpus(f"{data}:{split}") for split in SPLITS]
     else:
-        every, validation = load_corpus(data), load_corpus(f"{data}:validation")
+        every = load_corpus(data)
+        validation = load_corpus(f"{data}:validation")
         published = load_corpus(test)
         if published.labels is None:
             raise AnalysisError(
                 f"{test} has no classes: give texts with them, as in reviews.csv:text:label"
             )
         kept = {*validation.items, *published.items}
-        whole = [
-            every.take(i for i, item in enumerate(every.items) if item not in kept),
-            validation,
-            published,
-        ]
+        rest = [index for index, item in enumerate(every.items) if item not in kept]
+        whole = [every.take(rest), validation, published]
     if not len(whole[0]):
         raise AnalysisError(f"all texts of {data} are in {test}, too: give other texts to test on")
-    # Found here and not after the training, when the texts of that class cannot be scored.
-    if unknown := sorted(set(whole[-1].classes or ()) - set(whole[0].classes or ())):
+    # Refused here and not after the training, when the texts of that class cannot be scored.
+    unknown = sorted({*(whole[-1].classes or ())} - {*(whole[0].classes or ())})
+    if unknown:
         raise AnalysisError(
             f"{test or f'{data}:test'} has the class {unknown[0]}, which {data} lacks: leave it out"
         )
-    return tuple(
-        stratified(corpus, size or len(corpus), seed)
-        for corpus, size in zip(whole, limits, strict=True)
-    )
+    samples = []
+    for corpus, size in zip(whole, limits, strict=True):
+        samples.append(stratified(corpus, size or len(corpus), seed))
+    return tuple(samples)
 
 
-def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0) -> list[Corpus]:
-    """The same corpora with only the classes of which the first corpus has most, and as many
-    examples of each class.
+def largest_classes(
+    corpora: Sequence[Corpus],
+    count: int,
+    limit: int = 0,
+) -> list[Corpus]:
+    """The same corpora with only the largest classes of the first, as many examples of each.
 
     Args:
         corpora: with classes, such as the splits of one corpus.
@@ -84,23 +90,24 @@ def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0) -> li
     """
     require_whole("the number of classes", count, 2)
     require_whole("the limit", limit)
-    first, found = corpora[0], []
+    first = corpora[0]
     if first.labels is None or not 2 <= count <= len(first.classes):
         raise AnalysisError(
             f"{count} classes of {first.name}: give 2 to {len(first.classes or ())}, its classes"
         )
     # Of classes of one size the first by name; sorted, since a corpus names its classes in that
     # order.
-    kept = sorted(
-        name
-        for name, _ in Counter(first.classes[i] for i in sorted(first.labels)).most_common(count)
-    )
+    counts = Counter(first.classes[label] for label in sorted(first.labels))
+    kept = sorted(name for name, _ in counts.most_common(count))
+    smaller = []
     for corpus in corpora:
         names = [corpus.classes[label] for label in corpus.labels]
-        if not (size := min(names.count(name) for name in kept)):
+        size = min(names.count(name) for name in kept)
+        if not size:
             raise AnalysisError(f"{corpus.name} lacks some of the {count} classes: ask for fewer")
-        size = min(size, -(-limit // count)) if corpus is first and limit else size
+        if corpus is first and limit:
+            size = min(size, -(-limit // count))
         chosen = drawn(names, dict.fromkeys(kept, size))
-        labels = [kept.index(names[i]) for i in chosen]
-        found.append(replace(corpus.take(chosen), labels=labels, classes=kept))
-    return found
+        labels = [kept.index(names[index]) for index in chosen]
+        smaller.append(replace(corpus.take(chosen), labels=labels, classes=kept))
+    return smaller

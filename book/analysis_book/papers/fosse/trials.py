@@ -1,5 +1,6 @@
-"""Classifiers of self-attention, trained several times over and measured (Fosse et al. 2023, sec.
-2.2, 4).
+"""Classifiers of self-attention, trained several times over and measured.
+
+Fosse et al. 2023, sec. 2.2 and 4.
 """
 
 import itertools
@@ -108,31 +109,35 @@ def trials(
         _checked(row) for row in in_order("the classifiers", classifiers, "a mapping for each")
     ]
     _require_sizes(limit, utterances)
-    work = [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in described)]
-    require_names(row["data"] for row in work)
-    asked = {
-        "limit": limit,
-        "utterances": utterances,
-        **({"test": test} if test else {}),
-        **settings,
-    }
-    shipped = {data: _shipped(data, asked) for data in dict.fromkeys(row["data"] for row in work)}
-    same = (
-        (shipped[row["data"]][[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1)
-        for row in work
-    )
-    known = [shipped[row["data"]][rows.astype(bool)] for row, rows in zip(work, same, strict=True)]
-    missing = [row for row, found in zip(work, known, strict=True) if found.empty]
-    corpora = {
-        data: splits(data, limit, test=test)
-        for data in dict.fromkeys(row["data"] for row in missing)
-    }
-    one = partial(_trial, utterances=utterances, settings=settings)
+    unique = dict.fromkeys(tuple(row.items()) for row in described)
+    work = [dict(items) for items in unique]
+    datasets = [*dict.fromkeys(row["data"] for row in work)]
+    require_names(datasets)
+    of_record = {"limit": limit, "utterances": utterances}
+    if test:
+        of_record["test"] = test
+    of_record |= settings
+    shipped = {data: _shipped(data, of_record) for data in datasets}
+    known = [_rows_of(row, shipped[row["data"]]) for row in work]
+    missing = [row for row, rows in zip(work, known, strict=True) if rows.empty]
+    corpora = {}
+    for row in missing:
+        data = row["data"]
+        if data not in corpora:
+            corpora[data] = splits(data, limit, test=test)
+    train = partial(_trial, utterances=utterances, settings=settings)
     with processes.mapped(max(1, min(torch.get_num_threads(), len(missing)))) as mapped:
-        fresh = mapped(one, missing, [corpora[row["data"]] for row in missing])
+        fresh = mapped(train, missing, [corpora[row["data"]] for row in missing])
         fresh = iter(bar(fresh, "classifiers", total=len(missing), unit="classifier"))
-        tables = [next(fresh) if found.empty else found for found in known]
+        tables = [next(fresh) if rows.empty else rows for rows in known]
     return pd.concat(tables, ignore_index=True).astype({"layer": "Int64"})
+
+
+def _rows_of(row: Mapping, table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a table that are of one classifier."""
+    values = [row[name] for name in DEFAULTS]
+    same = (table[[*DEFAULTS]] == values).all(axis=1)
+    return table[same.astype(bool)]
 
 
 def _checked(row: object) -> dict:
@@ -159,24 +164,29 @@ def _require_sizes(limit: int, utterances: int) -> None:
 
 def _shipped(data: str, settings: dict) -> pd.DataFrame:
     """The numbers of classifiers of a corpus, with these settings, that come with the book."""
+    none = pd.DataFrame(columns=COLUMNS)
     run = shipping.descriptions(_RECORD).get(data)
-    found = _read() if run and run["settings"].get("trials") == settings else {}
-    return (
-        found[data].assign(dataset=title(data))[COLUMNS]
-        if data in found
-        else pd.DataFrame(columns=COLUMNS)
-    )
+    if not run or run["settings"].get("trials") != settings:
+        return none
+    tables = _read()
+    if data not in tables:
+        return none
+    return tables[data].assign(dataset=title(data))[COLUMNS]
 
 
 def _trial(
-    row: Mapping, corpora: Sequence[Corpus], utterances: int, settings: dict
+    row: Mapping,
+    corpora: Sequence[Corpus],
+    utterances: int,
+    settings: dict,
 ) -> pd.DataFrame:
     chosen = {**settings, **VARIANTS[row["variant"]], "layers": row["layers"], "seed": row["seed"]}
     chosen["block"] = {**chosen.get("block", {}), "entropy_weight": float(row["entropy_weight"])}
     train, validation, test = corpora
     folder = self_attention(train, validation, **chosen)
     longest = chosen.get("longest", text_classifiers.Classification.longest)
-    epochs, measured = pd.read_csv(folder / text_classifiers.TABLE), stratified(test, utterances)
+    epochs = pd.read_csv(folder / text_classifiers.TABLE)
+    measured = stratified(test, utterances)
     reached = {
         "untrained": 0,
         "kept": epochs["epoch"][epochs["accuracy"].idxmax()],
@@ -184,30 +194,23 @@ def _trial(
     }
     numbers = []
     for stage, home in STAGES.items():
-        right = accuracy(predict(folder / home, test, longest))["accuracy"]
-        numbers += [
-            (stage, "accuracy", pd.NA, right),
-            (stage, "epochs", pd.NA, float(reached[stage])),
-        ]
+        correct = accuracy(predict(folder / home, test, longest))["accuracy"]
+        numbers.append((stage, "accuracy", pd.NA, correct))
+        numbers.append((stage, "epochs", pd.NA, float(reached[stage])))
         model = load_model(str(folder / home))
         similar, entropies, norms = measure(model, measured, METRICS, progress=False).values()
-        numbers += [(stage, r.space, r.layer, r.similarity) for r in similar.itertuples()]
-        numbers += [
-            (stage, "entropy", r.layer, r.entropy_normalised) for r in entropies.itertuples()
-        ]
-        numbers += [
-            (stage, "key_norm", r.layer, r.mean_norm)
-            for r in norms.itertuples()
-            if r.space == "key"
-        ]
-    names = {"dataset": title(row["data"]), **{name: row[name] for name in DEFAULTS}}
-    return pd.DataFrame([(*names.values(), *number) for number in numbers], columns=COLUMNS)
+        for values in similar.itertuples():
+            numbers.append((stage, values.space, values.layer, values.similarity))
+        for values in entropies.itertuples():
+            numbers.append((stage, "entropy", values.layer, values.entropy_normalised))
+        for values in norms.query("space == 'key'").itertuples():
+            numbers.append((stage, "key_norm", values.layer, values.mean_norm))
+    keys = (title(row["data"]), *(row[name] for name in DEFAULTS))
+    return pd.DataFrame([(*keys, *number) for number in numbers], columns=COLUMNS)
 
 
 def require_names(data: Iterable[str]) -> None:
-    """Refuse corpora that could not be told apart by :func:`~analysis_lib.corpora.title`, and a
-    choice of none.
-    """
+    """Refuse corpora of one :func:`~analysis_lib.corpora.title`, and a choice of none."""
     names = [title(spec) for spec in dict.fromkeys(data)]
     if len(set(names)) < len(names) or not names:
         raise AnalysisError(
@@ -215,25 +218,29 @@ def require_names(data: Iterable[str]) -> None:
         )
 
 
-def samples(found: pd.DataFrame, corpora: Mapping[str, Sequence[Corpus]]) -> pd.Series:
-    """What verdicts on trials are over, by corpus: epochs, texts to train on, their share of the
-    paper's, seeds.
+def samples(rows: pd.DataFrame, corpora: Mapping[str, Sequence[Corpus]]) -> pd.Series:
+    """The samples of verdicts on trials, by corpus, in words.
+
+    That is epochs, texts to train on, their share of the paper's, and seeds.
 
     Args:
-        found: rows of :func:`trials`, of one stage.
+        rows: of :func:`trials`, of one stage.
         corpora: by name, what classifiers of this build are trained on, stopped by and tested on.
     """
-    texts = {
-        title(name): run["texts"]["train"] for name, run in shipping.descriptions(_RECORD).items()
-    }
-    texts |= {name: len(train) for name, (train, _, _) in corpora.items()}
+    sizes = {}
+    for name, run in shipping.descriptions(_RECORD).items():
+        sizes[title(name)] = run["texts"]["train"]
+    for name, (train, _, _) in corpora.items():
+        sizes[name] = len(train)
 
-    def of_corpus(rows: pd.DataFrame) -> str:
-        epochs, size = rows.loc[rows["quantity"] == "epochs", "value"].mean(), texts[rows.name]
-        share = f" of the paper's {WHOLE[rows.name]:,}" if rows.name in WHOLE else ""
-        return f"{epochs:.1f} epochs of {size:,}{share} texts, {rows['seed'].nunique()} seeds"
+    def sample(of_corpus: pd.DataFrame) -> str:
+        name = of_corpus.name
+        epochs = of_corpus.loc[of_corpus["quantity"] == "epochs", "value"].mean()
+        share = f" of the paper's {WHOLE[name]:,}" if name in WHOLE else ""
+        seeds = of_corpus["seed"].nunique()
+        return f"{epochs:.1f} epochs of {sizes[name]:,}{share} texts, {seeds} seeds"
 
-    return found.groupby("dataset", sort=False).apply(of_corpus)
+    return rows.groupby("dataset", sort=False).apply(sample)
 
 
 # --- Results of long runs
@@ -271,31 +278,32 @@ def record(
         variants: some of ``VARIANTS``, by name; by default all.
         limit, utterances, test, settings: as of :func:`trials`.
     """
-    variants = (
-        [*VARIANTS]
-        if variants is None
-        else in_order("variants", variants, "names of variants in a list")
-    )
-    named = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds}
-    named |= {"sensitivity_seeds": sensitivity_seeds, "sensitivity_layers": sensitivity_layers}
+    if variants is None:
+        variants = [*VARIANTS]
+    else:
+        variants = in_order("variants", variants, "names of variants in a list")
+    named = {
+        "layers": layers,
+        "entropy_weights": entropy_weights,
+        "seeds": seeds,
+        "sensitivity_seeds": sensitivity_seeds,
+        "sensitivity_layers": sensitivity_layers,
+    }
     for name, numbers in named.items():
         in_order(name, numbers, "numbers in a list")
     _require_sizes(limit, utterances)
-    cells = [(depth, 0.0) for depth in layers] + [
-        (1, weight) for weight in (0.0, *entropy_weights) if entropy_weights
-    ]
-    work = [
-        {"data": data, "layers": n, "entropy_weight": w, "seed": s} for s in seeds for n, w in cells
-    ]
-    work += [
-        {"data": data, "variant": name, "layers": depth, "seed": seed}
-        for seed, name, depth in itertools.product(sensitivity_seeds, variants, sensitivity_layers)
-    ]
+    cells = [(depth, 0.0) for depth in layers]
+    if entropy_weights:
+        cells += [(1, weight) for weight in (0.0, *entropy_weights)]
+    work = []
+    for seed, (depth, weight) in itertools.product(seeds, cells):
+        work.append({"layers": depth, "entropy_weight": weight, "seed": seed})
+    for seed, name, depth in itertools.product(sensitivity_seeds, variants, sensitivity_layers):
+        work.append({"variant": name, "layers": depth, "seed": seed})
     if ATTENDING in variants:
-        work += [
-            {"data": data, "variant": ATTENDING, "entropy_weight": weight, "seed": seed}
-            for seed, weight in itertools.product(sensitivity_seeds, entropy_weights)
-        ]
+        for seed, weight in itertools.product(sensitivity_seeds, entropy_weights):
+            work.append({"variant": ATTENDING, "entropy_weight": weight, "seed": seed})
+    work = [{"data": data, **row} for row in work]
     for depth in sensitivity_layers:
         require_whole("a depth of sensitivity_layers", depth, 1, text_classifiers.MOST_LAYERS)
     if [*sensitivity_layers] != [1] and not sensitivity_seeds:
@@ -304,7 +312,10 @@ def record(
         )
     for row in work:
         _checked(row)
-    settings |= {"limit": limit, "utterances": utterances, **({"test": test} if test else {})}
+    given = {"limit": limit, "utterances": utterances}
+    if test:
+        given["test"] = test
+    settings |= given
     made = output(folder, data)
     made.check(FILES)
     corpora = splits(data, limit, test=test)
@@ -314,19 +325,18 @@ def record(
         "entropy_weights": entropy_weights,
         "seeds": seeds,
         "trials": settings,
-    }
-    settings |= {
         "sensitivity_seeds": [*sensitivity_seeds],
         "sensitivity_layers": [*sensitivity_layers],
     }
     if sensitivity_seeds and variants != [*VARIANTS]:
         settings["variants"] = variants
+    by_split = dict(zip(SPLITS, corpora, strict=True))
     description = {
         "dataset": title(data),
-        "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
+        "texts": {split: len(corpus) for split, corpus in by_split.items()},
         "classes": list(corpora[0].classes),
         "settings": settings,
-        "sha256": {split: corpus.sha256 for split, corpus in zip(SPLITS, corpora, strict=True)},
+        "sha256": {split: corpus.sha256 for split, corpus in by_split.items()},
         "versions": versions(),
         "formulas": _formulas(),
     }
@@ -349,12 +359,14 @@ def recorded() -> pd.DataFrame:
     Raises:
         AnalysisError: none come with it.
     """
-    found, runs = _read(), shipping.descriptions(_RECORD)
-    frames = {
-        name: [found[run] for run, about in runs.items() if title(about["dataset"]) == name]
-        for name in DATASETS
-    }
-    if not (frames := {name: pd.concat(tables) for name, tables in frames.items() if tables}):
+    tables = _read()
+    runs = shipping.descriptions(_RECORD)
+    frames = {}
+    for name in DATASETS:
+        recorded_runs = [run for run, about in runs.items() if title(about["dataset"]) == name]
+        if recorded_runs:
+            frames[name] = pd.concat([tables[run] for run in recorded_runs])
+    if not frames:
         raise AnalysisError(
             "no trials of the paper come with the book: data/README.md says how they are made"
         )
@@ -368,14 +380,11 @@ def _read() -> dict[str, pd.DataFrame]:
 
 
 def code_warning() -> str:
-    """For a page to show: which recorded results may not be what the code gives today, or an empty
-    text.
-    """
+    """For a page: which recorded results may not be what the code gives today; or an empty text."""
     today = _formulas()
     runs = shipping.descriptions(_RECORD).values()
-    return shipping.code_warning(
-        title(run["dataset"]) for run in runs if not is_current(run, today)
-    )
+    outdated = [title(run["dataset"]) for run in runs if not is_current(run, today)]
+    return shipping.code_warning(outdated)
 
 
 def _formulas() -> dict[str, object]:

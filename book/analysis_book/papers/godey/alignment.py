@@ -17,8 +17,7 @@ BAND = 0.99
 
 
 def chance_dimensions(run: Dynamics) -> float:
-    r"""The dimensions in which the mean queries and keys of a head are independent directions
-    before training.
+    r"""The dimensions in which mean queries and keys are independent directions before training.
 
     That is d', the width of a head, unless queries and keys are rotated by their positions: their
     means then keep little of the dimensions that turn fast. With s_j the mean of the squares of
@@ -32,11 +31,14 @@ def chance_dimensions(run: Dynamics) -> float:
     """
     # Values are not rotated.
     start = run["head_means"].query("step == step.min() and space != 'value'")
-    means = start.pivot(
-        index=["seed", "layer", "head", "space"], columns="dimension", values="mean"
-    ).to_numpy()
-    squares = np.square(means / np.linalg.norm(means, axis=1, keepdims=True)).mean(0)
-    ratio = (1 + 2 / len(means)) * squares.sum() ** 2 / np.square(squares).sum()
+    rows = ["seed", "layer", "head", "space"]
+    means = start.pivot(index=rows, columns="dimension", values="mean")
+    means = means.to_numpy()
+    lengths = np.linalg.norm(means, axis=1, keepdims=True)
+    squares = np.square(means / lengths).mean(0)
+    correction = 1 + 2 / len(means)
+    ratio = correction * squares.sum() ** 2
+    ratio /= np.square(squares).sum()
     return float(np.clip(ratio, 1, run.head_width))
 
 
@@ -52,8 +54,7 @@ def chance_band(dimensions: float) -> float:
 def chance_of_cosine(
     cosine: Float[np.ndarray, "*points"], dimensions: float
 ) -> Float[np.ndarray, "*points"]:
-    r"""The probability P(|cos| ≥ |c|) that two independent directions are as much alike, or as
-    opposite.
+    r"""The probability P(|cos| ≥ |c|) that independent directions are as alike, or as opposite.
 
     (1 + cos) / 2 follows a Beta((d − 1)/2, (d − 1)/2) law, so that it is twice the upper tail at (1
     + |c|) / 2.
@@ -66,12 +67,12 @@ def chance_of_cosine(
     array([1. , 0.5, 0.5])
     """
     half = (dimensions - 1) / 2
-    return 2 * stats.beta.sf((1 + np.abs(cosine)) / 2, half, half)
+    quantile = (1 + np.abs(cosine)) / 2
+    return 2 * stats.beta.sf(quantile, half, half)
 
 
 def head_ends(run: Dynamics) -> pd.DataFrame:
-    """Where the mean query and key of each head end, and when they are first beyond chance on that
-    side.
+    """The end of the mean query and key of each head, and when they are first beyond chance there.
 
     Returns:
         Columns seed, layer, head, part (:func:`third_of_layers`), cosine (at the last step), ends
@@ -79,23 +80,32 @@ def head_ends(run: Dynamics) -> pd.DataFrame:
         the share of the run after which the cosine is first beyond the band on the side where it
         ends; missing where it ends within.
     """
-    keys, band = ["seed", "layer", "head"], chance_band(chance_dimensions(run))
-    table = run["qk_alignment"].sort_values("step", kind="stable").set_index(keys)
+    keys = ["seed", "layer", "head"]
+    band = chance_band(chance_dimensions(run))
+    table = run["qk_alignment"].sort_values("step", kind="stable")
+    table = table.set_index(keys)
     last = table.groupby(keys)["cosine"].last()
-    side = np.sign(last).where(last.abs() > band, 0.0)
+    outside = last.abs() > band
+    side = np.sign(last).where(outside, 0.0)
+    names = {
+        1: "similar",
+        -1: "opposite",
+        0: "within the band",
+    }
+    heads = pd.DataFrame({"cosine": last, "ends": side.map(names)})
     beyond = table["cosine"] * side.reindex(table.index) > band
-    heads = pd.DataFrame(
-        {"cosine": last, "ends": side.map({1: "similar", -1: "opposite", 0: "within the band"})}
-    )
-    heads["onset"] = table.loc[beyond, "step"].groupby(keys).min() / max(run.steps[-1], 1)
+    first = table.loc[beyond, "step"].groupby(keys).min()
+    heads["onset"] = first / max(run.steps[-1], 1)
     heads = heads.reset_index()
-    heads.insert(3, "part", third_of_layers(heads, run.layers))
+    parts = third_of_layers(heads, run.layers)
+    heads.insert(3, "part", parts)
     return heads
 
 
 def third_of_layers(table: pd.DataFrame, depth: int) -> pd.Series:
-    """Which third of the layers each row lies in. Of 4 layers, the first and last third have one,
-    the middle two.
+    """The third of the layers that each row lies in.
+
+    Of 4 layers, the first and last third have one, the middle two.
 
     Args:
         table: with a column layer, counted from 1.
@@ -104,44 +114,57 @@ def third_of_layers(table: pd.DataFrame, depth: int) -> pd.Series:
     size = max(1, round(depth / 3))
     layer = table["layer"]
     names = np.select(
-        [layer <= size, layer > depth - size], ["first third", "last third"], "middle third"
+        [layer <= size, layer > depth - size],
+        ["first third", "last third"],
+        "middle third",
     )
     return pd.Series(names, table.index)
 
 
 def cosine_of_layers(run: Dynamics) -> pd.DataFrame:
-    """The cosine of mean query and mean key with the heads of a layer concatenated (Godey et al.
-    2024, Fig. 23).
+    """The cosine of mean query and mean key with the heads of a layer concatenated.
+
+    Godey et al. 2024, Fig. 23.
 
     Returns:
         Columns seed, step, layer and cosine.
     """
     keys = ["seed", "step", "layer"]
-    means = run["head_means"].pivot(
-        index=[*keys, "head", "dimension"], columns="space", values="mean"
-    )
+    rows = [*keys, "head", "dimension"]
+    means = run["head_means"].pivot(index=rows, columns="space", values="mean")
+    query = means["query"]
+    key = means["key"]
     products = {
-        "dot": means["query"] * means["key"],
-        "query": means["query"] ** 2,
-        "key": means["key"] ** 2,
+        "dot": query * key,
+        "query": query**2,
+        "key": key**2,
     }
     sums = pd.DataFrame(products).groupby(keys).sum()
-    return (sums["dot"] / np.sqrt(sums["query"] * sums["key"])).rename("cosine").reset_index()
+    lengths = np.sqrt(sums["query"] * sums["key"])
+    cosine = sums["dot"] / lengths
+    return cosine.rename("cosine").reset_index()
 
 
 def agreement_of_seeds(run: Dynamics) -> Estimate:
-    """The correlation over steps of the cosines of two seeds, with the heads of a layer
-    concatenated.
+    """The correlation over steps of the :func:`cosine_of_layers` of two seeds.
 
     Mean over layers and pairs of seeds, with a jackknife interval over seeds; fewer than five have
     none.
     """
     if len(run.seeds) < 2:
         return Estimate(math.nan)
-    wide = cosine_of_layers(run).pivot(index="step", columns=["seed", "layer"], values="cosine")
+    cosines = cosine_of_layers(run)
+    wide = cosines.pivot(index="step", columns=["seed", "layer"], values="cosine")
     pairs = [*itertools.combinations(run.seeds, 2)]
-    of_pairs = np.array([wide[one].corrwith(wide[other]).mean() for one, other in pairs])
-    without = [
-        [seed not in pair for pair in pairs] for seed in run.seeds if len(run.seeds) >= FEWEST_SEEDS
-    ]
-    return jackknife(of_pairs.mean(), [of_pairs[kept].mean() for kept in without])
+    correlations = []
+    for first, second in pairs:
+        of_layers = wide[first].corrwith(wide[second])
+        correlations.append(of_layers.mean())
+    correlations = np.array(correlations)
+    mean = correlations.mean()
+    without = []
+    if len(run.seeds) >= FEWEST_SEEDS:
+        for seed in run.seeds:
+            kept = [seed not in pair for pair in pairs]
+            without.append(correlations[kept].mean())
+    return jackknife(mean, without)

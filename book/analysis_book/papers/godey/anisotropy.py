@@ -1,5 +1,6 @@
-"""Anisotropy of trained models, beside their untrained twins, and against drift (Godey et al. 2024,
-section 3).
+"""Anisotropy of trained models, beside their untrained twins, and against drift.
+
+Godey et al. 2024, section 3.
 """
 
 import math
@@ -23,18 +24,18 @@ from analysis_lib.models import LoadedModel
 
 
 class Centred(Anisotropy):
-    """The average cosine of hidden states without a given mean: the table ``centred``, as that of
-    ``anisotropy``.
+    """The average cosine of hidden states without a given mean: the table ``centred``.
 
-    Without a mean of their own, vectors sum to zero whatever they are, which proves nothing; that
-    of other texts or images says what is left once the common direction is gone (Godey et al. 2024,
-    sec. 2).
+    It is as that of ``anisotropy``. Without a mean of their own, vectors sum to zero whatever they
+    are, which proves nothing; that of other texts or images says what is left once the common
+    direction is gone (Godey et al. 2024, sec. 2).
 
     Args:
         means: of every hidden layer, as many numbers as a vector has.
     """
 
-    name, needs = "centred", frozenset({"hidden"})
+    name = "centred"
+    needs = frozenset({"hidden"})
 
     def __init__(self, means: Mapping[int, np.ndarray]):
         super().__init__()
@@ -43,13 +44,8 @@ class Centred(Anisotropy):
     def vectors(self, activations: Activations) -> Iterator[tuple[str, Vectors]]:
         """The hidden states of a layer, less the mean that is given for it."""
         hidden = activations.spaces["hidden"]
-        yield (
-            "hidden",
-            Vectors(
-                hidden.values - hidden.values.new_tensor(self.means[activations.layer]),
-                hidden.tokens,
-            ),
-        )
+        mean = hidden.values.new_tensor(self.means[activations.layer])
+        yield "hidden", Vectors(hidden.values - mean, hidden.tokens)
 
 
 class WithoutFirst(Metric):
@@ -64,9 +60,11 @@ class WithoutFirst(Metric):
     def update(self, activations: Activations) -> None:
         hidden = activations.spaces["hidden"]
         tokens = hidden.tokens
-        first = tokens.mask & (tokens.mask.cumsum(1) == 1)
-        rest = replace(tokens, silent=first if tokens.silent is None else first | tokens.silent)
-        super().update(replace(activations, spaces={"hidden": Vectors(hidden.values, rest)}))
+        silent = tokens.mask & (tokens.mask.cumsum(1) == 1)
+        if tokens.silent is not None:
+            silent = silent | tokens.silent
+        rest = Vectors(hidden.values, replace(tokens, silent=silent))
+        super().update(replace(activations, spaces={"hidden": rest}))
 
 
 class AnisotropyWithoutFirst(WithoutFirst, Anisotropy):
@@ -93,20 +91,21 @@ def without_mean_of_others(model: LoadedModel, corpus: Corpus, **settings) -> Ta
         The tables ``anisotropy`` and ``centred`` of :class:`Centred`, and of a text model both with
         ``_without_first``, which pass over the first token of each text, as does the mean.
     """
-    units = pd.factorize(pd.Series(corpus.units or range(len(corpus))))[0]
-    others, half = (corpus.take(np.flatnonzero(units % 2 == turn)) for turn in (0, 1))
+    names = corpus.units or range(len(corpus))
+    units, _ = pd.factorize(pd.Series(names))
+    others = corpus.take(np.flatnonzero(units % 2 == 0))
+    half = corpus.take(np.flatnonzero(units % 2 == 1))
     kinds = [(DimensionMeans(), Anisotropy, Centred)]
     if model.kind == "text":
         kinds.append((MeansWithoutFirst(), AnisotropyWithoutFirst, CentredWithoutFirst))
-    found, metrics = measure(model, others, [kind[0] for kind in kinds], **settings), []
-    for of_others, as_it_is, centred in kinds:
-        means = (
-            found[of_others.name]
-            .query("token_type == 'all'")
-            .groupby("layer")["mean"]
-            .apply(np.array)
-        )
-        metrics += [as_it_is(), centred(means.to_dict())]
+    means_of_others = [means for means, *_ in kinds]
+    of_others = measure(model, others, means_of_others, **settings)
+    metrics = []
+    for means, as_it_is, centred in kinds:
+        table = of_others[means.name].query("token_type == 'all'")
+        by_layer = table.groupby("layer")["mean"].apply(np.array)
+        metrics.append(as_it_is())
+        metrics.append(centred(by_layer.to_dict()))
     return measure(model, half, metrics, **settings)
 
 
@@ -117,7 +116,8 @@ def cosines(tables: LazyTables, name: str = "anisotropy") -> pd.Series:
         tables: of one model.
         name: of the table: ``anisotropy``, or ``centred`` of :class:`Centred`.
     """
-    return tables[name].query("space == 'hidden'").set_index("layer")["cosine"]
+    hidden = tables[name].query("space == 'hidden'")
+    return hidden.set_index("layer")["cosine"]
 
 
 def isotropic_excess(tables: LazyTables, name: str = "anisotropy") -> pd.Series:
@@ -129,18 +129,23 @@ def isotropic_excess(tables: LazyTables, name: str = "anisotropy") -> pd.Series:
     Args:
         tables, name: as for :func:`cosines`.
     """
-    return cosines(tables, name) - isotropic(tables.layers.set_index("layer")["width"].dropna())
+    widths = tables.layers.set_index("layer")["width"].dropna()
+    return cosines(tables, name) - isotropic(widths)
 
 
 def isotropic(dimensions: pd.Series) -> pd.Series:
-    """The 95th percentile of the cosine of random directions in so many dimensions, computed once
-    for each number.
-    """
-    return dimensions.map({d: isotropic_cosine_quantile(float(d)) for d in dimensions.unique()})
+    """The 95th percentile of the cosine of random directions in so many dimensions."""
+    # Once for each number of dimensions.
+    quantiles = {}
+    for count in dimensions.unique():
+        quantiles[count] = isotropic_cosine_quantile(float(count))
+    return dimensions.map(quantiles)
 
 
 def curves(
-    comparison: Comparison, table: str = "anisotropy", value: str = "cosine"
+    comparison: Comparison,
+    table: str = "anisotropy",
+    value: str = "cosine",
 ) -> pd.DataFrame:
     """A number of the hidden states by layer, of models as they are and untrained.
 
@@ -150,28 +155,33 @@ def curves(
 
     Returns:
         Columns model, weights (``trained`` or ``untrained``), stack, width, layer, the number,
-        ci_low and ci_high, and
-        isotropic: the 95th percentile of the cosine of random directions in as many dimensions. An
-            untrained model is
-        the mean of its twins, whose interval counts texts and draws of the weights.
+        ci_low and ci_high, and isotropic: the 95th percentile of the cosine of random directions in
+        as many dimensions. An untrained model is the mean of its twins, whose interval counts texts
+        and draws of the weights.
     """
-    found = comparison[table]
-    found = found.query("space == 'hidden'") if "space" in found else found
-    found = found.assign(weights=np.where(found["trained"], "trained", "untrained"))
-    places, numbers = ["model", "weights", "stack", "width", "layer"], [value, "ci_low", "ci_high"]
-    draws = found[~found["trained"]].groupby(places, sort=False)[numbers]
-    twins = [
-        (*at, *seed_and_unit_interval(map(Estimate, *rows.T.to_numpy())).row) for at, rows in draws
-    ]
-    parts = [found.loc[found["trained"], places + numbers]]
+    rows = comparison[table]
+    if "space" in rows:
+        rows = rows.query("space == 'hidden'")
+    trained = rows["trained"]
+    rows = rows.assign(weights=np.where(trained, "trained", "untrained"))
+    keys = ["model", "weights", "stack", "width", "layer"]
+    numbers = [value, "ci_low", "ci_high"]
+    by_layer = rows[~trained].groupby(keys, sort=False)
+    twins = []
+    for labels, draws in by_layer[numbers]:
+        estimates = map(Estimate, *draws.T.to_numpy())
+        mean = seed_and_unit_interval(estimates)
+        twins.append((*labels, *mean.row))
+    parts = [rows.loc[trained, keys + numbers]]
     # An empty table has no types, and would take those of the other away.
-    parts += [pd.DataFrame(twins, columns=places + numbers)] if twins else []
+    if twins:
+        parts.append(pd.DataFrame(twins, columns=keys + numbers))
     both = pd.concat(parts, ignore_index=True)
     return both.assign(isotropic=isotropic(both["width"]))
 
 
 def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:
-    """Whether the average cosine follows the norm of the mean vector over the layers of each model.
+    """Whether the average cosine follows the norm of the mean vector over the layers of a model.
 
     Spearman's correlation of the ranks and Pearson's of the values, with two-sided p-values from
     Student's t (Godey et al. 2024, sec. 3.3 and app. A). Both take the layers for independent,
@@ -189,19 +199,20 @@ def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for model, part in table.groupby("model", sort=False):
-        norm, cosine = (part[column].to_numpy(float) for column in ("norm_of_mean", "cosine"))
-        if not (finite := np.isfinite(norm) & np.isfinite(cosine)).all():
+        norm = part["norm_of_mean"].to_numpy(float)
+        cosine = part["cosine"].to_numpy(float)
+        finite = np.isfinite(norm) & np.isfinite(cosine)
+        if not finite.all():
             layer = part["layer"].iloc[finite.argmin()]
             raise AnalysisError(
                 f"{model} has no finite drift and cosine in layer {layer}: leave that layer out"
             )
-        tests = (
-            (stats.spearmanr, stats.pearsonr)
-            if len(part) > 2 and np.ptp(norm) and np.ptp(cosine)
-            else ()
-        )
-        found = [number for test in tests for number in test(norm, cosine)] or [math.nan] * 4
-        rows.append((model, len(part), *found))
-    return pd.DataFrame(
-        rows, columns=["model", "layers", "spearman", "spearman_p", "pearson", "pearson_p"]
-    )
+        numbers = [math.nan] * 4
+        both_vary = np.ptp(norm) and np.ptp(cosine)
+        if len(part) > 2 and both_vary:
+            of_ranks = stats.spearmanr(norm, cosine)
+            of_values = stats.pearsonr(norm, cosine)
+            numbers = [*of_ranks, *of_values]
+        rows.append((model, len(part), *numbers))
+    columns = ["model", "layers", "spearman", "spearman_p", "pearson", "pearson_p"]
+    return pd.DataFrame(rows, columns=columns)

@@ -1,14 +1,12 @@
-"""What batch normalisation does to the mean component of the maps of a network (Godey et al. 2024,
-section 3.2).
-"""
+"""Batch normalisation and the mean component of the maps of a network (Godey et al. 2024, 3.2)."""
 
 import math
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from analysis_lib.capture import Reading, Settings, batches
@@ -17,10 +15,11 @@ from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.metrics.intervals import Estimate, jackknife
 from analysis_lib.models import LoadedModel
 
+Pairs = Float[np.ndarray, "norm side"]
+
 
 def around_batch_norm(model: LoadedModel, corpus: Corpus) -> tuple[pd.DataFrame, Estimate]:
-    """The average cosine of two positions of the maps before and after each batch normalisation of
-    a network.
+    """The average cosine of two positions of the maps before and after each batch normalisation.
 
     Args:
         model: a network that reads images.
@@ -33,53 +32,73 @@ def around_batch_norm(model: LoadedModel, corpus: Corpus) -> tuple[pd.DataFrame,
         units, such as photographs. A network without batch normalisation has no rows, and no
         number.
     """
-    norms = {
-        name: module
-        for name, module in model.model.named_modules()
-        if isinstance(module, nn.BatchNorm2d)
-    }
-    units = pd.factorize(pd.Series(corpus.units or range(len(corpus))))[0]
+    norms = {}
+    for name, module in model.model.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            norms[name] = module
     if not norms:
-        return pd.DataFrame(columns=["norm", "module", "before", "after"]), Estimate(math.nan)
-    sums = [
-        [np.zeros((units.max() + 1, norm.num_features)) for _ in range(2)]
-        for norm in norms.values()
-    ]
-    vectors = np.zeros((len(norms), units.max() + 1))
-    read: list[tuple[int, ...]] = []
+        empty = pd.DataFrame(columns=["norm", "module", "before", "after"])
+        return empty, Estimate(math.nan)
+    names = corpus.units or range(len(corpus))
+    units, _ = pd.factorize(pd.Series(names))
+    count = units.max() + 1
+    # By normalisation and unit, of the maps before and after it.
+    vectors = np.zeros((len(norms), count))
+    sums = []
+    for norm in norms.values():
+        shape = (count, norm.num_features)
+        sums.append((np.zeros(shape), np.zeros(shape)))
+    current_units: list[int] = []
 
-    def add(place: int, sides: Sequence[Tensor]) -> None:
-        for into, maps in zip(sums[place], sides, strict=True):
-            directions = nn.functional.normalize(maps.flatten(2), dim=1).sum(
-                -1, dtype=torch.float64
-            )
-            np.add.at(into, [*read[-1]], directions.cpu().numpy())
-        np.add.at(vectors[place], [*read[-1]], sides[0][0, 0].numel())
+    def add_directions(of_side: np.ndarray, maps: Tensor) -> None:
+        directions = nn.functional.normalize(maps.flatten(2), dim=1)
+        total = directions.sum(-1, dtype=torch.float64)
+        np.add.at(of_side, current_units, total.cpu().numpy())
 
-    def cosines(*without: int) -> np.ndarray:
-        kept = np.setdiff1d(np.arange(units.max() + 1), without)
-        numbers = vectors[:, kept].sum(1, keepdims=True)
-        pairs = zip(sums, numbers, strict=True)
-        return np.array(
-            [[mean_pair_cosine(s[kept].sum(0)[None], n)[0] for s in sides] for sides, n in pairs]
-        )
+    def add(index: int, before: Tensor, after: Tensor) -> None:
+        sums_before, sums_after = sums[index]
+        add_directions(sums_before, before)
+        add_directions(sums_after, after)
+        positions = before[0, 0].numel()
+        np.add.at(vectors[index], current_units, positions)
 
-    def removed(found: np.ndarray) -> np.ndarray:
-        return np.asarray((found[:, 0] / 2 - found[:, 1]).mean())
+    def cosines(*without: int) -> Pairs:
+        kept = np.setdiff1d(np.arange(count), without)
+        rows = []
+        for sides, of_units in zip(sums, vectors, strict=True):
+            number = of_units[kept].sum(keepdims=True)
+            row = []
+            for of_side in sides:
+                total = of_side[kept].sum(0)
+                row.append(mean_pair_cosine(total[None], number)[0])
+            rows.append(row)
+        return np.array(rows)
+
+    def removed(pairs: Pairs) -> np.ndarray:
+        before, after = pairs.T
+        return np.asarray((before / 2 - after).mean())
 
     with ExitStack() as hooks, torch.no_grad():
-        for i, norm in enumerate(norms.values()):
-            hook = norm.register_forward_hook(
-                lambda _, given, output, i=i: add(i, (given[0], output))
-            )
+        for index, norm in enumerate(norms.values()):
+
+            def watch(
+                _: nn.Module,
+                inputs: tuple,
+                output: Tensor,
+                index: int = index,
+            ) -> None:
+                add(index, inputs[0], output)
+
+            hook = norm.register_forward_hook(watch)
             hooks.callback(hook.remove)
-        for batch in batches(model, corpus.items, units.tolist(), Settings(), Reading()):
-            read.append(batch.groups)
+        settings = Settings()
+        for batch in batches(model, corpus.items, units.tolist(), settings, Reading()):
+            current_units[:] = batch.groups
             model.model(**batch.inputs)
     whole = cosines()
     table = pd.DataFrame(whole, columns=["before", "after"])
-    table.insert(0, "module", [name.rpartition(".")[2] for name in norms])
+    modules = [name.rpartition(".")[2] for name in norms]
+    table.insert(0, "module", modules)
     table.insert(0, "norm", range(1, len(norms) + 1))
-    return table, jackknife(
-        removed(whole), [removed(cosines(unit)) for unit in range(units.max() + 1)]
-    )
+    without_each = [removed(cosines(unit)) for unit in range(count)]
+    return table, jackknife(removed(whole), without_each)

@@ -1,6 +1,4 @@
-"""The directions that queries and keys share along training, and how much of their drift lies along
-them.
-"""
+"""The directions that queries and keys share along training, and the part of drift along them."""
 
 import numpy as np
 import pandas as pd
@@ -10,19 +8,19 @@ from analysis_book.papers.godey.alignment import chance_band, chance_dimensions
 from analysis_book.papers.godey.dynamics import Dynamics, heads_shown
 from analysis_lib.errors import AnalysisError
 
-# What the vectors of a space are called.
-SPACES = {"key": "keys", "query": "queries"}
+Vectors = Float[np.ndarray, "vector dim"]
+Directions = Float[np.ndarray, "two dim"]
 
 
 def singular_directions(
-    vectors: Float[np.ndarray, "vector dim"], towards: Float[np.ndarray, " dim"]
-) -> Float[np.ndarray, "two dim"]:
-    """The first two right singular vectors of vectors that are not centred (Godey et al. 2024, sec.
-    5).
+    vectors: Vectors,
+    towards: Float[np.ndarray, " dim"],
+) -> Directions:
+    """The first two right singular vectors of vectors that are not centred.
 
-    They are the eigenvectors of XᵀX, in float64, with the largest eigenvalues. The sign of a
-    singular vector is arbitrary: each is turned so that ``towards`` has a coordinate of zero or
-    more along it.
+    Godey et al. 2024, sec. 5. They are the eigenvectors of XᵀX, in float64, with the largest
+    eigenvalues. The sign of a singular vector is arbitrary: each is turned so that ``towards`` has
+    a coordinate of zero or more along it.
 
     Args:
         vectors: one row per vector.
@@ -42,41 +40,58 @@ def singular_directions(
     wide = vectors.astype(np.float64)
     _, eigenvectors = np.linalg.eigh(wide.T @ wide)
     directions = eigenvectors.T[::-1][:2]
-    return directions * np.where(directions @ towards < 0, -1, 1)[:, None]
+    signs = np.where(directions @ towards < 0, -1, 1)
+    return directions * signs[:, None]
 
 
 def projections(run: Dynamics) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Queries and keys of the heads shown, on two directions that all steps share (Fig. 11, 12 and
-    19 to 22).
+    """Queries and keys of the heads shown, on two directions that all steps share.
 
-    The directions of a head are the first right singular vectors, uncentred, of its sampled vectors
-    of all steps, or of its keys or queries alone; the mean key of the last step has no negative
-    coordinate along them.
+    Fig. 11, 12 and 19 to 22. The directions of a head are the first right singular vectors,
+    uncentred, of its sampled vectors of all steps, or of its keys or queries alone; the mean key of
+    the last step has no negative coordinate along them.
 
     Returns:
         The sampled queries and keys, and their means over all tokens, in the order of the steps.
         Columns directions (``both``, ``keys``, ``queries``: whose they are), head (such as
         ``similar (layer 1, head 1)``), step, space, x and y.
     """
-    here = f"seed == {run.seeds[0]}"
-    sampled = (
-        run["vectors"]
-        .query(here)
-        .set_index(["layer", "head", "step", "space"])
-        .drop(columns="seed")
-        .astype(float)
-    )
-    means = _means(run).loc[run.seeds[0]]
-    clouds, paths = {}, {}
-    for end, place in heads_shown(run["qk_alignment"]).items():
-        vectors = sampled.loc[place]
-        last_key = vectors.loc[(run.steps[-1], "key")].mean()
-        for name, chosen in _choices(vectors).items():
-            directions = singular_directions(chosen.to_numpy(), last_key.to_numpy()).T
-            for projected, table in ((clouds, vectors), (paths, means.loc[place])):
-                along = pd.DataFrame(table.to_numpy() @ directions, table.index, ["x", "y"])
-                projected[name, "{} (layer {}, head {})".format(end, *place)] = along.reset_index()
-    return _joined(clouds), _joined(paths)
+    first_seed = run.seeds[0]
+    sampled = run["vectors"].query("seed == @first_seed")
+    sampled = sampled.set_index(["layer", "head", "step", "space"])
+    sampled = sampled.drop(columns="seed").astype(float)
+    means = _means(run).loc[first_seed]
+    clouds = []
+    paths = []
+    last_step = run.steps[-1]
+    shown = heads_shown(run["qk_alignment"])
+    for end, (layer, head) in shown.items():
+        title = f"{end} (layer {layer}, head {head})"
+        vectors = sampled.loc[layer, head]
+        of_head = means.loc[layer, head]
+        last_key = vectors.loc[(last_step, "key")].mean().to_numpy()
+        for name, part in _choices(vectors).items():
+            directions = singular_directions(part.to_numpy(), last_key)
+            labels = {"directions": name, "head": title}
+            clouds.append(_along(directions, vectors, labels))
+            paths.append(_along(directions, of_head, labels))
+    sampled_rows = pd.concat(clouds, ignore_index=True)
+    mean_rows = pd.concat(paths, ignore_index=True)
+    return sampled_rows, mean_rows
+
+
+def _along(
+    directions: Directions,
+    vectors: pd.DataFrame,
+    labels: dict[str, str],
+) -> pd.DataFrame:
+    """The coordinates x and y of vectors, a row for each with its index and labels as columns."""
+    coordinates = vectors.to_numpy() @ directions.T
+    table = pd.DataFrame(coordinates, vectors.index, ["x", "y"])
+    table = table.reset_index()
+    table.insert(0, "head", labels["head"])
+    table.insert(0, "directions", labels["directions"])
+    return table
 
 
 def shared_drift(run: Dynamics) -> pd.DataFrame:
@@ -92,48 +107,42 @@ def shared_drift(run: Dynamics) -> pd.DataFrame:
         along the line, the smaller of query and key; and chance: what independent drifts stay below
         99 times in 100.
     """
-    keys, band = ["seed", "layer", "head"], chance_band(chance_dimensions(run))
-    chance, rows = {"of both": (1 + band) / 2, "of the other": band**2}, []
-    for place, head in _means(run).groupby(keys):
+    keys = ["seed", "layer", "head"]
+    band = chance_band(chance_dimensions(run))
+    start = run.steps[0]
+    end = run.steps[-1]
+    rows = []
+    for labels, head in _means(run).groupby(keys):
         means = head.droplevel(keys)
-        drift = means.loc[run.steps[-1]] - means.loc[run.steps[0]]
-        units = drift.div(np.linalg.norm(drift, axis=1), axis=0)
-        along = {
-            name: np.square(
-                units @ singular_directions(chosen.to_numpy(), means.iloc[-1].to_numpy())[0]
-            )
-            for name, chosen in _choices(means).items()
-        }
-        least = {
-            "of both": along["both"].min(),
-            "of the other": min(along["keys"]["query"], along["queries"]["key"]),
-        }
-        rows += [
-            (direction, *place, share, chance[direction]) for direction, share in least.items()
-        ]
-    return pd.DataFrame(rows, columns=["direction", *keys, "share", "chance"])
-
-
-def _joined(tables: dict[tuple[str, str], pd.DataFrame]) -> pd.DataFrame:
-    return (
-        pd.concat(tables, names=["directions", "head"]).reset_index([0, 1]).reset_index(drop=True)
-    )
+        drift = means.loc[end] - means.loc[start]
+        lengths = np.linalg.norm(drift, axis=1)
+        units = drift.div(lengths, axis=0)
+        last = means.iloc[-1].to_numpy()
+        shares = {}
+        for name, part in _choices(means).items():
+            line = singular_directions(part.to_numpy(), last)[0]
+            shares[name] = np.square(units @ line)
+        of_both = shares["both"].min()
+        of_query = shares["keys"]["query"]
+        of_key = shares["queries"]["key"]
+        of_other = min(of_query, of_key)
+        rows.append(("of both", *labels, of_both, (1 + band) / 2))
+        rows.append(("of the other", *labels, of_other, band**2))
+    columns = ["direction", *keys, "share", "chance"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _means(run: Dynamics) -> pd.DataFrame:
-    """The mean queries and keys: rows by seed, layer, head, step and space, a column for each
-    dimension.
-    """
-    index = ["seed", "layer", "head", "step", "space"]
-    return (
-        run["head_means"]
-        .query("space != 'value'")
-        .pivot(index=index, columns="dimension", values="mean")
-    )
+    """Mean queries and keys: rows by seed, layer, head, step and space, a column per dimension."""
+    rows = ["seed", "layer", "head", "step", "space"]
+    means = run["head_means"].query("space != 'value'")
+    return means.pivot(index=rows, columns="dimension", values="mean")
 
 
 def _choices(vectors: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Vectors whose directions are taken, from rows by step and space."""
-    return {"both": vectors} | {
-        name: vectors.xs(space, level="space") for space, name in SPACES.items()
+    return {
+        "both": vectors,
+        "keys": vectors.xs("key", level="space"),
+        "queries": vectors.xs("query", level="space"),
     }

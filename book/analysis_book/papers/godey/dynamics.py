@@ -56,8 +56,7 @@ VERSION = 1
 
 
 class Dynamics(dict[str, pd.DataFrame]):
-    """The tables of every checkpoint of a run. Each is one DataFrame whose first columns are seed
-    and step.
+    """The tables of every checkpoint of a run, each with the first columns seed and step.
 
     Besides those of ``METRICS``: ``losses`` of the training; ``baselines``, what counting gives on
     its held-out texts, without seed and step; and ``vectors``, the sampled queries and keys of the
@@ -77,9 +76,7 @@ class Dynamics(dict[str, pd.DataFrame]):
 
     @property
     def code_warning(self) -> str:
-        """For a page to show: that the measurements may not be what the code gives today, or an
-        empty text.
-        """
+        """For a page: that the code may give other numbers today, or an empty text."""
         outdated = [] if is_current(self.about, _formulas()) else [title(self.about["run"])]
         return shipping.code_warning(outdated)
 
@@ -107,29 +104,23 @@ class Dynamics(dict[str, pd.DataFrame]):
     def first_seed(self) -> "Dynamics":
         """The same of the first seed alone."""
         seed = self.seeds[0]
-        kept = {
-            name: table[table["seed"] == seed] if "seed" in table else table
-            for name, table in self.items()
-        }
-        return Dynamics(kept, {**self.about, "seeds": [seed]})
+        tables = dict(self)
+        for name, table in self.items():
+            if "seed" in table:
+                tables[name] = table[table["seed"] == seed]
+        return Dynamics(tables, {**self.about, "seeds": [seed]})
 
     def save(self, folder: Path) -> None:
-        """Write one Parquet file per table, then ``dynamics.json``, which says what was
-        measured.
-        """
+        """Write one Parquet file per table, then ``dynamics.json``, which says what they are of."""
         save_tables(self, output(folder, self.about["run"], self.about["data"]), self.about)
 
     @classmethod
     def load(cls, folder: Path) -> "Dynamics":
-        """What ``save`` has written."""
+        """Read the tables that ``save`` has written."""
         about = files.read_json(folder / DESCRIPTION)
-        return cls(
-            {
-                path.stem: files.read(path, pd.read_parquet)
-                for path in sorted(folder.glob("*.parquet"))
-            },
-            about,
-        )
+        paths = sorted(folder.glob("*.parquet"))
+        tables = {path.stem: files.read(path, pd.read_parquet) for path in paths}
+        return cls(tables, about)
 
     def __missing__(self, name: str) -> pd.DataFrame:
         if name != "vectors":
@@ -140,7 +131,11 @@ class Dynamics(dict[str, pd.DataFrame]):
         )
 
 
-def output(folder: Path, run: str, data: str) -> Output:
+def output(
+    folder: Path,
+    run: str,
+    data: str,
+) -> Output:
     """The folder that the tables of a run on a corpus are written into."""
     return Output(Path(folder), "dynamics", (run, data), DESCRIPTION)
 
@@ -184,58 +179,57 @@ def dynamics(
             require_path("the tokenizer", tokenizer, "the name or folder of one, or leave it out")
         )
     require_flag("progress", progress)
-    asked = {"data": data, "limit": limit, "seed": seed, "seeds": seeds_of(run, seeds)}
+    seeds = seeds_of(run, seeds)
+    settings = {"data": data, "limit": limit, "seed": seed, "seeds": seeds}
     if run in RUNS and run in shipping.descriptions(DESCRIPTION):
-        found = Dynamics.load(shipping.home() / run)
-        if all(found.about[name] == value for name, value in asked.items()):
-            return found
+        shipped = Dynamics.load(shipping.home() / run)
+        if all(shipped.about[name] == value for name, value in settings.items()):
+            return shipped
     about = {
         "run": run,
-        **asked,
+        **settings,
         "checkpoints": run_identity(run),
         "texts": corpora.data_identity(data),
         "training": run_description(run),
         "formulas": _formulas(),
     }
-    about |= (
-        {}
-        if tokenizer is None
-        else {"tokenizer": tokenizer, "read_by": weights_identity(tokenizer)}
-    )
+    if tokenizer is not None:
+        about["tokenizer"] = tokenizer
+        about["read_by"] = weights_identity(tokenizer)
     corpus = corpora.load_corpus(data, limit, seed)
     # Before hours of training: what is pretrained here reads texts.
     if about["training"] and corpus.kind != "text":
         raise AnalysisError(
             f"{run} reads texts and {data} holds {corpora.PLURAL[corpus.kind]}: give texts"
         )
-    found = checkpoints(run, asked["seeds"])
-    refuse_unloadable(checkpoint.model for checkpoint in found if os.path.isdir(checkpoint.model))
-    joined = {"losses": losses(run, asked["seeds"]), "baselines": baselines(run)}
-    last = [checkpoint for checkpoint in found if checkpoint.seed == asked["seeds"][0]][-1]
+    of_run = checkpoints(run, seeds)
+    refuse_unloadable(checkpoint.model for checkpoint in of_run if os.path.isdir(checkpoint.model))
+    joined = {"losses": losses(run, seeds), "baselines": baselines(run)}
+    last = [checkpoint for checkpoint in of_run if checkpoint.seed == seeds[0]][-1]
     label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
     tables: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
     with files.alone(store.derived_folder("", label).with_suffix(".lock")):
         # The last one first: it decides which heads are shown.
-        ordered = sorted(found, key=lambda checkpoint: checkpoint != last)
-        for checkpoint in bar(
-            ordered, f"{run} on {data}", unit="checkpoint", show=None if progress else False
-        ):
+        ordered = sorted(of_run, key=lambda checkpoint: checkpoint != last)
+        show = None if progress else False
+        for checkpoint in bar(ordered, f"{run} on {data}", unit="checkpoint", show=show):
             fill = partial(_measure, checkpoint, corpus, about, tables.get(last))
             known = [about, library_hash(), book_hash(), checkpoint.seed, checkpoint.step]
             folder = store.derived(json.dumps(known), label, fill)
-            tables[checkpoint] = {
-                path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")
-            }
-    sizes = {c: tables[c]["qk_alignment"][["layer", "head"]].to_numpy().tolist() for c in found}
-    if odd := [checkpoint for checkpoint in found if sizes[checkpoint] != sizes[last]]:
-        raise AnalysisError(
-            f"{odd[0].model} has other layers or heads than {last.model}: give the checkpoints of "
-            "one run"
-        )
+            paths = folder.glob("*.parquet")
+            tables[checkpoint] = {path.stem: pd.read_parquet(path) for path in paths}
+    heads = tables[last]["qk_alignment"][["layer", "head"]].to_numpy().tolist()
+    for checkpoint in of_run:
+        of_checkpoint = tables[checkpoint]["qk_alignment"][["layer", "head"]]
+        if of_checkpoint.to_numpy().tolist() != heads:
+            raise AnalysisError(
+                f"{checkpoint.model} has other layers or heads than {last.model}: give the "
+                "checkpoints of one run"
+            )
     for name in (*METRICS, "vectors"):
-        joined[name] = pd.concat(
-            [tables[c][name] for c in found if name in tables[c]], ignore_index=True
-        )
+        parts = [tables[checkpoint].get(name) for checkpoint in of_run]
+        parts = [part for part in parts if part is not None]
+        joined[name] = pd.concat(parts, ignore_index=True)
     return Dynamics(joined, about)
 
 
@@ -253,23 +247,26 @@ def _measure(
 ) -> None:
     """Write the tables of a checkpoint, given those of the last one, unless it is that."""
     model = load_model(checkpoint.model, checkpoint.revision, processor=about.get("tokenizer"))
-    place = {"seed": checkpoint.seed, "step": checkpoint.step}
-    tables = {
-        name: table.assign(**place)
-        for name, table in measure(model, corpus, METRICS, progress=False).items()
-    }
+    origin = {"seed": checkpoint.seed, "step": checkpoint.step}
+    measured = measure(model, corpus, METRICS, progress=False)
+    tables = {name: table.assign(**origin) for name, table in measured.items()}
     if checkpoint.seed == about["seeds"][0]:
-        heads = set(heads_shown((last or tables)["qk_alignment"]).values())
-        tables["vectors"] = sample_vectors(model, corpus, heads, SAMPLED, about["seed"]).assign(
-            **place
-        )
+        alignment = (last or tables)["qk_alignment"]
+        heads = {*heads_shown(alignment).values()}
+        vectors = sample_vectors(model, corpus, heads, SAMPLED, about["seed"])
+        tables["vectors"] = vectors.assign(**origin)
     for name, table in tables.items():
-        ordered = table[[*place, *table.columns.drop([*place])]]
+        rest = table.columns.drop([*origin])
+        ordered = table[[*origin, *rest]]
         ordered.to_parquet(folder / f"{name}.parquet", index=False)
 
 
 def sample_vectors(
-    model: LoadedModel, corpus: Corpus, heads: set[tuple[int, int]], share: float, seed: int
+    model: LoadedModel,
+    corpus: Corpus,
+    heads: set[tuple[int, int]],
+    share: float,
+    seed: int,
 ) -> pd.DataFrame:
     """The queries and keys of some heads at tokens drawn uniformly, without replacement.
 
@@ -282,7 +279,7 @@ def sample_vectors(
         One row per token and space. Columns layer, head, space (query or key), and one column per
         dimension, ``0``, ``1``, ..., in half precision.
     """
-    found: dict[tuple, list[Float[torch.Tensor, "token dim"]]] = {}
+    of_heads: dict[tuple, list[Float[torch.Tensor, "token dim"]]] = {}
 
     def receive(activations: capture.Activations) -> None:
         here = [head for layer, head in heads if layer == activations.layer]
@@ -290,41 +287,38 @@ def sample_vectors(
             vectors = activations.spaces[space]
             # Grouped queries share the keys of their group.
             group = activations.spaces["query"].values.shape[1] // vectors.values.shape[1]
-            counted = vectors.values[:, (head - 1) // group][vectors.tokens.counted.bool()]
-            found.setdefault((activations.layer, head, space), []).append(counted.float().cpu())
+            of_head = vectors.values[:, (head - 1) // group]
+            counted = of_head[vectors.tokens.counted.bool()].float().cpu()
+            of_heads.setdefault((activations.layer, head, space), []).append(counted)
 
     groups = [0] * len(corpus.items)
-    for batch in capture.batches(
-        model, corpus.items, groups, capture.Settings(), capture.Reading()
-    ):
+    settings = capture.Settings()
+    for batch in capture.batches(model, corpus.items, groups, settings, capture.Reading()):
         capture.run(model, batch, frozenset({"query", "key"}), receive)
     frames = {}
-    for place, parts in sorted(found.items()):
+    for labels, parts in sorted(of_heads.items()):
         vectors = torch.cat(parts).numpy()
-        drawn = np.random.default_rng(seed).choice(
-            len(vectors), max(1, round(share * len(vectors))), replace=False
-        )
-        frames[place] = pd.DataFrame(vectors[np.sort(drawn)].astype(np.float16)).rename(columns=str)
-    return (
-        pd.concat(frames, names=["layer", "head", "space"])
-        .reset_index([0, 1, 2])
-        .reset_index(drop=True)
-    )
+        count = max(1, round(share * len(vectors)))
+        drawn = np.random.default_rng(seed).choice(len(vectors), count, replace=False)
+        chosen = vectors[np.sort(drawn)].astype(np.float16)
+        frames[labels] = pd.DataFrame(chosen).rename(columns=str)
+    names = ["layer", "head", "space"]
+    rows = pd.concat(frames, names=names).reset_index(names)
+    return rows.reset_index(drop=True)
 
 
 def heads_shown(alignment: pd.DataFrame) -> dict[str, tuple[int, int]]:
-    """The heads whose mean query and key end most ``similar``, and most ``opposite``, in the first
-    seed.
+    """The heads of the first seed whose mean query and key end most ``similar`` or ``opposite``.
 
     Returns:
         By these two names, (layer, head), both counted from 1.
     """
-    last = alignment[
-        (alignment["seed"] == alignment["seed"].iloc[0])
-        & (alignment["step"] == alignment["step"].max())
-    ]
-    ends = {
-        "similar": last.loc[last["cosine"].idxmax()],
-        "opposite": last.loc[last["cosine"].idxmin()],
+    first_seed = alignment["seed"] == alignment["seed"].iloc[0]
+    last_step = alignment["step"] == alignment["step"].max()
+    last = alignment[first_seed & last_step]
+    similar = last.loc[last["cosine"].idxmax()]
+    opposite = last.loc[last["cosine"].idxmin()]
+    return {
+        "similar": (int(similar["layer"]), int(similar["head"])),
+        "opposite": (int(opposite["layer"]), int(opposite["head"])),
     }
-    return {name: (int(row["layer"]), int(row["head"])) for name, row in ends.items()}

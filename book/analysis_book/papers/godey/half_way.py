@@ -1,6 +1,4 @@
-"""Anisotropy, alignment and sharpness of each layer along training, and when each has made half of
-its way.
-"""
+"""Anisotropy, alignment and sharpness along training, and when each has made half of its way."""
 
 import numpy as np
 import pandas as pd
@@ -20,25 +18,26 @@ def quantities(run: Dynamics) -> pd.DataFrame:
         ǀcosǀ of mean query and mean key; or ``sharpness``, one minus the normalised entropy of
         attention, mean over heads.
     """
-    hidden = run["anisotropy"].query("space == 'hidden'")
     # Attention layer l reads hidden layer l − 1; none reads the last.
-    read = hidden.assign(layer=hidden["layer"] + 1).query(f"layer <= {run.layers}")
+    hidden = run["anisotropy"].query("space == 'hidden'")
+    read = hidden.assign(layer=hidden["layer"] + 1)
+    read = read.query(f"layer <= {run.layers}")
+    alignment = run["qk_alignment"]
+    entropy = run["attention_entropy"]
     values = {
         "anisotropy": read.assign(value=read["cosine"]),
-        "alignment": run["qk_alignment"].assign(value=lambda table: table["cosine"].abs()),
-        "sharpness": run["attention_entropy"].assign(
-            value=lambda table: 1 - table["entropy_normalised"]
-        ),
+        "alignment": alignment.assign(value=alignment["cosine"].abs()),
+        "sharpness": entropy.assign(value=1 - entropy["entropy_normalised"]),
     }
-    place = ["seed", "step", "layer"]
-    means = {
-        name: table.groupby(place, as_index=False)["value"].mean() for name, table in values.items()
-    }
+    means = {}
+    for quantity, table in values.items():
+        groups = table.groupby(["seed", "step", "layer"], as_index=False)
+        means[quantity] = groups["value"].mean()
     return grouped(means, "quantity")
 
 
 def changes(run: Dynamics) -> pd.DataFrame:
-    """What changes in each head from the first step of a run to the last.
+    """The changes in each head from the first step of a run to the last.
 
     Returns:
         Columns seed, layer, head, part (third of the layers), growth (of the magnitude of the
@@ -46,29 +45,28 @@ def changes(run: Dynamics) -> pd.DataFrame:
         last step), fall (of that entropy) and rise (of the average cosine of the hidden states that
         the layer reads, the same for all heads of a layer).
     """
-    keys, ends = ["seed", "layer", "head"], [run.steps[0], run.steps[-1]]
-    start, end = (
-        run["qk_alignment"].query("step == @step").set_index(keys)["dot"].abs() for step in ends
-    )
-    before, after = (
-        run["attention_entropy"].query("step == @step").set_index(keys)["entropy_nats"]
-        for step in ends
-    )
-    rise = (
-        quantities(run)
-        .query("quantity == 'anisotropy'")
-        .pivot(index=keys[:2], columns="step", values="value")
-    )
-    table = pd.DataFrame(
-        {"growth": end - start, "nats": after, "fall": before - after}
-    ).reset_index()
+    keys = ["seed", "layer", "head"]
+    first = run.steps[0]
+    last = run.steps[-1]
+
+    def of_heads(table: str, column: str, step: int) -> pd.Series:
+        return run[table].query("step == @step").set_index(keys)[column]
+
+    before = of_heads("attention_entropy", "entropy_nats", first)
+    after = of_heads("attention_entropy", "entropy_nats", last)
+    start = of_heads("qk_alignment", "dot", first).abs()
+    end = of_heads("qk_alignment", "dot", last).abs()
+    columns = {"growth": end - start, "nats": after, "fall": before - after}
+    table = pd.DataFrame(columns).reset_index()
     table.insert(3, "part", third_of_layers(table, run.layers))
-    return table.merge((rise[ends[1]] - rise[ends[0]]).rename("rise").reset_index(), on=keys[:2])
+    anisotropy = quantities(run).query("quantity == 'anisotropy'")
+    anisotropy = anisotropy.pivot(index=["seed", "layer"], columns="step", values="value")
+    rise = anisotropy[last] - anisotropy[first]
+    return table.merge(rise.rename("rise").reset_index(), on=["seed", "layer"])
 
 
 def half_way(quantities: pd.DataFrame) -> pd.DataFrame:
-    """When each of the :func:`quantities` has made half of its way from the start of the run for
-    the first time.
+    """When each of the :func:`quantities` has first made half of its way from the start of a run.
 
     Returns:
         Columns quantity, seed, layer; start, farthest and end, its values at the first step, at the
@@ -76,43 +74,57 @@ def half_way(quantities: pd.DataFrame) -> pd.DataFrame:
         half of the way to the end, and to the farthest value, is made: linear between checkpoints,
         and missing where there is no way.
     """
-    keys, rows = ["quantity", "seed", "layer"], []
-    for place, group in quantities.sort_values("step").groupby(keys, sort=False):
-        steps, values = group["step"].to_numpy(float), group["value"].to_numpy()
-        farthest = values[np.abs(values - values[0]).argmax()]
-        reached = [
-            _crossing(steps, values - values[0], goal - values[0])
-            for goal in (values[-1], farthest)
-        ]
-        rows.append((*place, values[0], farthest, values[-1], *reached))
-    return pd.DataFrame(
-        rows, columns=[*keys, "start", "farthest", "end", "step", "step_to_farthest"]
-    )
+    keys = ["quantity", "seed", "layer"]
+    rows = []
+    for labels, group in quantities.sort_values("step").groupby(keys, sort=False):
+        steps = group["step"].to_numpy(float)
+        values = group["value"].to_numpy()
+        start = values[0]
+        end = values[-1]
+        moved = values - start
+        farthest = values[np.abs(moved).argmax()]
+        to_end = _crossing(steps, moved, end - start)
+        to_farthest = _crossing(steps, moved, farthest - start)
+        rows.append((*labels, start, farthest, end, to_end, to_farthest))
+    columns = [*keys, "start", "farthest", "end", "step", "step_to_farthest"]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def earlier(run: Dynamics, first: str, second: str, way: str = "end") -> pd.Series:
-    """By seed, the share of the layers in which one of the :func:`quantities` is half-way before
-    another.
+def earlier(
+    run: Dynamics,
+    first: str,
+    second: str,
+    way: str = "end",
+) -> pd.Series:
+    """The share of the layers in which one of the :func:`quantities` is half-way first, by seed.
 
     Args:
         run: its measurements.
-        first, second: the quantities.
+        first, second: the quantities; the share is that of the layers with the first one earlier.
         way: half of the way to their ``end``, or to their ``farthest`` value; only layers in which
             both rise count.
     """
-    table = half_way(quantities(run)).pivot(index=["seed", "layer"], columns="quantity")
-    rises = (table[way] > table["start"])[[first, second]].all(axis=1)
-    steps = table["step" if way == "end" else "step_to_farthest"][rises]
-    return (steps[first] < steps[second]).groupby("seed").mean()
+    table = half_way(quantities(run))
+    table = table.pivot(index=["seed", "layer"], columns="quantity")
+    above_start = table[way] > table["start"]
+    both_rise = above_start[[first, second]].all(axis=1)
+    column = "step" if way == "end" else "step_to_farthest"
+    steps = table[column][both_rise]
+    first_is_earlier = steps[first] < steps[second]
+    return first_is_earlier.groupby("seed").mean()
 
 
 def _crossing(
-    steps: Float[np.ndarray, " point"], moved: Float[np.ndarray, " point"], way: float
+    steps: Float[np.ndarray, " point"],
+    moved: Float[np.ndarray, " point"],
+    way: float,
 ) -> float:
     """The first step at which half of the way is made, on straight lines between the points."""
-    after = int(np.argmax(moved / way >= 0.5)) if way else 0
-    return (
-        float(np.interp(0.5, moved[after - 1 : after + 1] / way, steps[after - 1 : after + 1]))
-        if after
-        else np.nan
-    )
+    if not way:
+        return np.nan
+    share = moved / way
+    after = int(np.argmax(share >= 0.5))
+    if not after:
+        return np.nan
+    around = slice(after - 1, after + 1)
+    return float(np.interp(0.5, share[around], steps[around]))

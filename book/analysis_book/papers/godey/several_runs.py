@@ -12,7 +12,11 @@ from analysis_lib.models import title
 
 
 def load_runs(
-    runs: Sequence[str], data: str = "", limit: int = 128, seed: int = 0, seeds: Sequence[int] = ()
+    runs: Sequence[str],
+    data: str = "",
+    limit: int = 128,
+    seed: int = 0,
+    seeds: Sequence[int] = (),
 ) -> dict[str, Dynamics]:
     """The measurements of runs, by what each is called.
 
@@ -24,14 +28,21 @@ def load_runs(
         seed: with which to draw them.
         seeds: of each run; by default those of the measurements that come with the book, or 0.
     """
-    found, shipped = {}, shipping.descriptions(DESCRIPTION)
+    shipped = shipping.descriptions(DESCRIPTION)
+    tables = {}
     for run in runs:
-        about = {"data": data or "wikipedia:held-out", "seeds": [0]}
+        settings = {"data": data or "wikipedia:held-out", "seeds": [0]}
         if run in shipped and data in ("", shipped[run]["data"]):
-            about = shipped[run]
-        given = {"seeds": seeds or about["seeds"], "progress": False}
-        found[title(run)] = dynamics(run, about["data"], limit, seed, **given)
-    return found
+            settings = shipped[run]
+        tables[title(run)] = dynamics(
+            run,
+            settings["data"],
+            limit,
+            seed,
+            seeds=seeds or settings["seeds"],
+            progress=False,
+        )
+    return tables
 
 
 def verdicts(

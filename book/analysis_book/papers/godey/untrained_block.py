@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,7 @@ from analysis_lib.metrics.intervals import seed_interval
 # The type of the model, as transformers names it, whose first block it is.
 ARCHITECTURES = {"bert": "bert", "bert-pytorch": "bert", "gpt2": "gpt2", "vit": "vit"}
 # Where each keeps its first block, and in it its attention.
-PLACES = {
+SUBMODULES = {
     "bert": ("encoder.layer.0", "attention.self"),
     "gpt2": ("h.0", "attn"),
     "vit": ("layers.0", "attention"),
@@ -84,7 +85,8 @@ class Draw:
                 f"{near_names(self.architecture, ARCHITECTURES)}"
             )
         for field in fields(self)[1:]:
-            value, least = getattr(self, field.name), 0 if field.name.endswith("seed") else 1
+            value = getattr(self, field.name)
+            least = 0 if field.name.endswith("seed") else 1
             if value != int(value) or value < least:
                 raise AnalysisError(
                     f"{field.name} is {value}: give a whole number of at least {least}"
@@ -100,24 +102,29 @@ class Draw:
 
     @property
     def labels(self) -> dict[str, str | int]:
-        """What identifies the draw in the rows of a table: the values of ``DRAW_COLUMNS``, the
-        first by its title.
-        """
-        seeds = {name: getattr(self, name) for name in DRAW_COLUMNS[1:]}
-        return {DRAW_COLUMNS[0]: TITLES[self.architecture]} | seeds
+        """The values of ``DRAW_COLUMNS``, which identify the draw in the rows of a table."""
+        return {
+            "architecture": TITLES[self.architecture],
+            "weights_seed": self.weights_seed,
+            "direction_seed": self.direction_seed,
+        }
 
     def block(self) -> "Block":
         """Draw the block and its inputs: the same seeds give the same numbers."""
         model_type = ARCHITECTURES[self.architecture]
-        sizes = {"hidden_size": self.width, "num_attention_heads": self.heads}
         inner = "n_inner" if model_type == "gpt2" else "intermediate_size"
-        config = transformers.AutoConfig.for_model(model_type, **sizes, **{inner: 4 * self.width})
+        sizes = {
+            "hidden_size": self.width,
+            "num_attention_heads": self.heads,
+            inner: 4 * self.width,
+        }
+        config = transformers.AutoConfig.for_model(model_type, **sizes)
         # A whole model without memory: GPT-2 scales the weights of a block by the depth of the
         # model.
         with torch.device("meta"):
             model = transformers.AutoModel.from_config(config).eval()
         model.set_attn_implementation(IMPLEMENTATION)
-        block, attention = PLACES[model_type]
+        block, attention = SUBMODULES[model_type]
         module = model.get_submodule(block).to_empty(device="cpu")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.weights_seed)
@@ -129,21 +136,21 @@ class Draw:
             # Of the table of embeddings, only the rows that occur: the whole takes longer than the
             # block.
             drawn = torch.randint(self.vocabulary, (self.sequences, self.length))
-            occurring, places = drawn.unique(return_inverse=True)
-            inputs = config.initializer_range * torch.randn(len(occurring), self.width)[places]
+            occurring, indices = drawn.unique(return_inverse=True)
+            table = torch.randn(len(occurring), self.width)
+            inputs = config.initializer_range * table[indices]
+        module.requires_grad_(False)
         attention = module.get_submodule(attention)
-        return Block(
-            module.requires_grad_(False),
-            attention,
-            inputs,
-            direction(self.direction_seed, self.width),
-        )
+        towards = direction(self.direction_seed, self.width)
+        return Block(module, attention, inputs, towards)
 
 
-def draws(architectures: Sequence[str], seeds: int, **sizes: int) -> list[Draw]:
-    """So many draws of each architecture; the weights and the direction of the bias of a draw have
-    the same seed.
-    """
+def draws(
+    architectures: Sequence[str],
+    seeds: int,
+    **sizes: int,
+) -> list[Draw]:
+    """So many draws of each architecture, with one seed for weights and direction of the bias."""
     return [Draw(name, seed, seed, **sizes) for name in architectures for seed in range(seeds)]
 
 
@@ -157,9 +164,7 @@ def direction(seed: int, width: int) -> Float[Tensor, " width"]:
 
 @dataclass(eq=False)
 class Block:
-    """A block with its attention, its inputs x and the direction b / N of their drift, a unit
-    vector.
-    """
+    """A block with its attention, its inputs x and the unit direction b / N of their drift."""
 
     module: nn.Module
     attention: nn.Module
@@ -207,7 +212,9 @@ def attend(
 
     def watch(module, query, key, value, mask, bias, scaling, *_) -> Tensor:
         scores = scaling * query @ key.transpose(2, 3)
-        seen.append((query, key, scores if mask is None else scores.masked_fill(~mask, -math.inf)))
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        seen.append((query, key, scores))
         return functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
 
     with attended_by({block.attention}, watch):
@@ -235,22 +242,25 @@ def attention_statistics(scores: Scores) -> dict[str, Float[Tensor, " head"]]:
     exact = scores.double()
     log_sum = exact.logsumexp(-1, keepdim=True)
     log_weights = exact - log_sum
+    log_count = count.double().log()
     # A key that is not seen has the weight 0, and adds nothing.
-    divergence = (log_weights.exp() * log_weights.masked_fill(~visible, 0)).sum(
-        -1
-    ) + count.double().log()
+    products = log_weights.exp() * log_weights.masked_fill(~visible, 0)
+    divergence = products.sum(-1) + log_count
     # Unseen keys come first. NumPy sorts several times faster than PyTorch.
     ordered = torch.from_numpy(np.sort(scores.numpy(), axis=-1))
-    ranks = torch.stack([torch.zeros_like(count), (count - 1) // 2, count // 2, count - 1], -1)
-    places = (scores.shape[-1] - 1 - ranks).expand(len(scores), -1, -1)
-    greatest, upper, lower, least = (ordered.gather(-1, places).double() - log_sum).exp().unbind(-1)
+    first = torch.zeros_like(count)
+    ranks = torch.stack([first, (count - 1) // 2, count // 2, count - 1], -1)
+    indices = scores.shape[-1] - 1 - ranks
+    of_ranks = ordered.gather(-1, indices.expand(len(scores), -1, -1))
+    weights = (of_ranks.double() - log_sum).exp()
+    greatest, upper, lower, least = weights.unbind(-1)
     several = count > 1
     rows = {
         "row_max": greatest,
         "row_median": (upper + lower) / 2,
         "row_min": least,
-        "entropy_nats": count.double().log() - divergence,
-        "entropy_normalised": 1 - divergence[:, several] / count[several].double().log(),
+        "entropy_nats": log_count - divergence,
+        "entropy_normalised": 1 - divergence[:, several] / log_count[several],
         "divergence": divergence,
     }
     seen = exact[:, visible]
@@ -260,15 +270,24 @@ def attention_statistics(scores: Scores) -> dict[str, Float[Tensor, " head"]]:
 
 
 def histogram(scores: Scores, edges: Float[np.ndarray, " edge"]) -> Int[np.ndarray, "head bin"]:
-    """How many visible scores of each head fall into bins of equal width; the first and the last
-    bin are open.
+    """How many visible scores of each head fall into bins of equal width.
+
+    The first and the last bin are open.
     """
-    seen = scores[:, scores[0].isfinite()].numpy().clip(edges[0], edges[-1])
-    return np.stack([np.histogram(head, len(edges) - 1, (edges[0], edges[-1]))[0] for head in seen])
+    visible = scores[0].isfinite()
+    lowest = edges[0]
+    highest = edges[-1]
+    counts = []
+    for head in scores[:, visible].numpy().clip(lowest, highest):
+        of_head, _ = np.histogram(head, len(edges) - 1, (lowest, highest))
+        counts.append(of_head)
+    return np.stack(counts)
 
 
 def sweep(
-    blocks: Sequence[Draw], norms: Sequence[float], edges: np.ndarray | None = SCORE_BINS
+    blocks: Sequence[Draw],
+    norms: Sequence[float],
+    edges: np.ndarray | None = SCORE_BINS,
 ) -> dict[str, pd.DataFrame]:
     r"""Run each block on its inputs plus a bias of each norm (Godey et al. 2024, Fig. 6 to 10).
 
@@ -298,67 +317,81 @@ def sweep(
             "architecture and seed or "
             f"more, and norms such as 0, 10 and 20"
         )
-    found = defaultdict(list)
+    parts = defaultdict(list)
     for draw in blocks:
         block = draw.block()
         for norm in norms:
             labels = pd.DataFrame([{**draw.labels, "bias_norm": float(norm)}])
             for name, table in _tables(block, norm, edges).items():
-                found[name].append(labels.merge(table, how="cross"))
-    return {name: pd.concat(tables, ignore_index=True) for name, tables in found.items()}
+                labelled = labels.merge(table, how="cross")
+                parts[name].append(labelled)
+    return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
 
 
-def _tables(block: Block, norm: float, edges: np.ndarray | None) -> dict[str, pd.DataFrame]:
-    metrics, statistics, counts = [Anisotropy(), MeanVector()], [], 0
+def _tables(
+    block: Block,
+    norm: float,
+    edges: np.ndarray | None,
+) -> dict[str, pd.DataFrame]:
+    anisotropy = Anisotropy()
+    drift = MeanVector()
+    statistics = []
+    counts = 0
     tokens = unpadded((0,), block.inputs.shape[1])
     for hidden in block.biased(norm):
         output, query, key, scores = attend(block, hidden)
-        spaces = (
-            {"hidden": hidden.unsqueeze(1)},
-            {"hidden": output.unsqueeze(1), "query": query, "key": key},
-        )
-        for layer, parts in enumerate(spaces):
-            vectors = {space: Vectors(values, tokens) for space, values in parts.items()}
-            for metric in metrics:
-                metric.update(Activations(layer, "block", "", tokens, vectors))
+        at_input = {"hidden": hidden.unsqueeze(1)}
+        at_output = {"hidden": output.unsqueeze(1), "query": query, "key": key}
+        for layer, spaces in enumerate((at_input, at_output)):
+            vectors = {space: Vectors(values, tokens) for space, values in spaces.items()}
+            activations = Activations(layer, "block", "", tokens, vectors)
+            anisotropy.update(activations)
+            drift.update(activations)
         if edges is not None:
             statistics.append(attention_statistics(scores[0]))
             counts = counts + histogram(scores[0], edges)
-    cosines, lengths = (metric.without() for metric in metrics)
-    tables = {
-        "vectors": cosines.drop(columns="tokens").merge(lengths, on=["space", "layer", "head"])
-    }
-    if edges is not None:
-        *_, alone = attend(block, (norm * block.direction).view(1, 1, -1))
-        head = pd.DataFrame({"head": range(1, len(counts) + 1)})
-        means = {
-            name: torch.stack([one[name] for one in statistics]).mean(0).numpy()
-            for name in statistics[0]
-        }
-        tables["attention"] = head.assign(bias_score=alone.flatten().double().numpy(), **means)
-        bins = pd.DataFrame({"low": edges[:-1], "high": edges[1:]})
-        tables["scores"] = head.merge(bins, how="cross").assign(count=counts.ravel())
+    cosines = anisotropy.without().drop(columns="tokens")
+    lengths = drift.without()
+    tables = {"vectors": cosines.merge(lengths, on=["space", "layer", "head"])}
+    if edges is None:
+        return tables
+    bias = (norm * block.direction).view(1, 1, -1)
+    *_, bias_scores = attend(block, bias)
+    head = pd.DataFrame({"head": range(1, len(counts) + 1)})
+    means = {}
+    for name in statistics[0]:
+        of_sequences = torch.stack([sequence[name] for sequence in statistics])
+        means[name] = of_sequences.mean(0).numpy()
+    bias_score = bias_scores.flatten().double().numpy()
+    tables["attention"] = head.assign(bias_score=bias_score, **means)
+    bins = pd.DataFrame({"low": edges[:-1], "high": edges[1:]})
+    histograms = head.merge(bins, how="cross")
+    tables["scores"] = histograms.assign(count=counts.ravel())
     return tables
 
 
 def over_seeds(
-    table: pd.DataFrame, column: str, by: Sequence[str] = ("bias_norm",)
+    table: pd.DataFrame,
+    column: str,
+    by: Sequence[str] = ("bias_norm",),
 ) -> pd.DataFrame:
-    """The mean of a column over the heads of each draw, then over draws, with its 95 % interval
-    over draws.
+    """The mean of a column over heads, then over draws, with its 95 % interval over draws.
 
     Returns:
         Columns architecture, those of ``by``, then value, ci_low, ci_high.
     """
     by = ["architecture", *by]
-    each = table.groupby([*by, *DRAW_COLUMNS[1:]], sort=False)[column].mean()
-    rows = [(*keys, *seed_interval(values).row) for keys, values in each.groupby(by, sort=False)]
+    of_draw = [*by, "weights_seed", "direction_seed"]
+    means = table.groupby(of_draw, sort=False)[column].mean()
+    rows = []
+    for keys, values in means.groupby(by, sort=False):
+        estimate = seed_interval(values)
+        rows.append((*keys, *estimate.row))
     return pd.DataFrame(rows, columns=[*by, "value", "ci_low", "ci_high"])
 
 
 def by_norm(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The mean of a column over the heads of each block: one column per norm of the bias,
-    ascending.
+    """The mean of a column over the heads of each block: a column per norm of the bias, ascending.
 
     Args:
         table: of :func:`sweep`; of ``vectors``, the rows of one space and layer.
@@ -369,36 +402,47 @@ def by_norm(table: pd.DataFrame, column: str) -> pd.DataFrame:
         ``claims.verdicts_over_seeds`` takes it.
     """
     named = table.rename(columns={"architecture": "model", "weights_seed": "seed"})
-    return named.pivot_table(column, ["model", "seed"], "bias_norm", sort=False).sort_index(axis=1)
+    means = named.pivot_table(column, ["model", "seed"], "bias_norm", sort=False)
+    return means.sort_index(axis=1)
 
 
-def mean_scores(blocks: Sequence[Draw], norms: Sequence[float], directions: int) -> pd.DataFrame:
-    """The mean score over all heads and pairs of tokens, for several directions of the bias in each
-    block.
+def mean_scores(
+    blocks: Sequence[Draw],
+    norms: Sequence[float],
+    directions: int,
+) -> pd.DataFrame:
+    """The mean score over heads and pairs of tokens, for several directions of the bias.
 
     Args:
         blocks: of whose sequences the first is run.
         norms: of the bias.
-        directions: how many; the first is that of the draw.
+        directions: how many in each block; the first is that of the draw.
 
     Returns:
         One row per draw of a block and a direction, with ``DRAW_COLUMNS`` as index; one column per
         norm.
     """
-    found = []
+    tables = []
     for block, draws, towards in _turned(blocks, directions):
-        scores = [
-            attend(block, block.inputs[:1] + norm * towards)[-1].double().flatten(1)
-            for norm in norms
-        ]
-        means = [one.masked_fill(one.isinf(), math.nan).nanmean(1).numpy() for one in scores]
-        found.append(pd.DataFrame(dict(zip(norms, means, strict=True)), draws))
-    return pd.concat(found)
+        means = {}
+        for norm in norms:
+            hidden = block.inputs[:1] + norm * towards
+            *_, scores = attend(block, hidden)
+            scores = scores.double().flatten(1)
+            visible = scores.masked_fill(scores.isinf(), math.nan)
+            means[norm] = visible.nanmean(1).numpy()
+        tables.append(pd.DataFrame(means, draws))
+    return pd.concat(tables)
 
 
-def fixed_points(blocks: Sequence[Draw], highest: float, directions: int = 1) -> pd.DataFrame:
-    r"""The norm N* of the bias at which outputs are as long as inputs, E‖x + b‖ = E‖T(x + b)‖
-    (Godey et al. 2024, 4.2).
+def fixed_points(
+    blocks: Sequence[Draw],
+    highest: float,
+    directions: int = 1,
+) -> pd.DataFrame:
+    r"""The norm N* of the bias at which outputs are as long as inputs, E‖x + b‖ = E‖T(x + b)‖.
+
+    Godey et al. 2024, 4.2.
 
     Args:
         blocks: of whose sequences the first is run.
@@ -417,29 +461,40 @@ def fixed_points(blocks: Sequence[Draw], highest: float, directions: int = 1) ->
         raise AnalysisError(
             f"{highest} cannot be the highest norm of a bias: give a finite number above 0"
         )
-    found = []
+    tables = []
     for block, draws, towards in _turned(blocks, directions):
-        zero = np.zeros(directions)
+        excess = partial(_excess, block, towards)
+        lowest = np.zeros(directions)
         # By Chandrupatla's method; where both ends have one sign it stops at once, without success.
         root = elementwise.find_root(
-            lambda norms, at: _excess(block, towards[at.astype(int)], norms),  # noqa: B023
-            (zero, zero + highest),
+            excess,
+            (lowest, lowest + highest),
             args=(np.arange(directions),),
             tolerances={"xatol": highest * 1e-7},
         )
-        start, end = (_excess(block, towards, zero + norm) for norm in (0, highest))
-        point = np.where(start * end < 0, root.x, math.nan)
-        found.append(
-            pd.DataFrame({"fixed_point": point, "excess": start, "excess_at_highest": end}, draws)
-        )
-    return pd.concat(found).reset_index()
+        every = np.arange(directions)
+        start = excess(lowest, every)
+        end = excess(lowest + highest, every)
+        columns = {
+            "fixed_point": np.where(start * end < 0, root.x, math.nan),
+            "excess": start,
+            "excess_at_highest": end,
+        }
+        tables.append(pd.DataFrame(columns, draws))
+    return pd.concat(tables).reset_index()
 
 
 def _excess(
-    block: Block, towards: Hidden, norms: Float[np.ndarray, " direction"]
-) -> Float[np.ndarray, " direction"]:
-    given = block.inputs[:1] + torch.tensor(norms).float()[:, None, None] * towards
-    return (_mean_norm(block(given)) - _mean_norm(given)).numpy()
+    block: Block,
+    towards: Hidden,
+    norms: Float[np.ndarray, " draw"],
+    draws: Float[np.ndarray, " draw"],
+) -> Float[np.ndarray, " draw"]:
+    """E‖T(x + b)‖ − E‖x + b‖ at a norm of the bias for each of some directions, by their index."""
+    bias = torch.tensor(norms).float()[:, None, None] * towards[draws.astype(int)]
+    hidden = block.inputs[:1] + bias
+    excess = _mean_norm(block(hidden)) - _mean_norm(hidden)
+    return excess.numpy()
 
 
 def _mean_norm(hidden: Hidden) -> Float[Tensor, " sequence"]:
@@ -447,7 +502,10 @@ def _mean_norm(hidden: Hidden) -> Float[Tensor, " sequence"]:
 
 
 def repeated(
-    blocks: Sequence[Draw], norms: Sequence[float], times: int, directions: int = 1
+    blocks: Sequence[Draw],
+    norms: Sequence[float],
+    times: int,
+    directions: int = 1,
 ) -> pd.DataFrame:
     """The mean norm of the vectors as a block is applied to its own outputs again and again.
 
@@ -461,35 +519,32 @@ def repeated(
         One row per draw of a block and a direction, norm and time: ``DRAW_COLUMNS``, ``bias_norm``,
         ``times`` (0 for the inputs), ``mean_norm``.
     """
-    found = []
+    tables = []
     for block, draws, towards in _turned(blocks, directions):
         for norm in norms:
             hidden = block.inputs[:1] + norm * towards
-            lengths = [
-                _mean_norm(hidden),
-                *(_mean_norm(hidden := block(hidden)) for _ in range(times)),
-            ]
-            for time, length in enumerate(lengths):
-                columns = {"bias_norm": float(norm), "times": time, "mean_norm": length.numpy()}
-                found.append(pd.DataFrame(columns, draws))
-    return pd.concat(found).reset_index()
+            for time in range(times + 1):
+                if time:
+                    hidden = block(hidden)
+                columns = {
+                    "bias_norm": float(norm),
+                    "times": time,
+                    "mean_norm": _mean_norm(hidden).numpy(),
+                }
+                tables.append(pd.DataFrame(columns, draws))
+    return pd.concat(tables).reset_index()
 
 
 def _turned(
     blocks: Sequence[Draw], directions: int
 ) -> Iterator[tuple[Block, pd.MultiIndex, Float[Tensor, "direction 1 width"]]]:
-    """Each block, the draws of it that differ in the direction of the bias, and these
-    directions.
-    """
+    """Each block, its draws with several directions of the bias, and these directions."""
     for draw in blocks:
-        draws = [
-            replace(draw, direction_seed=draw.direction_seed + 1000 * k) for k in range(directions)
-        ]
-        towards = torch.stack(
-            [direction(turned.direction_seed, turned.width) for turned in draws]
-        ).unsqueeze(1)
-        yield (
-            draw.block(),
-            pd.MultiIndex.from_frame(pd.DataFrame([turned.labels for turned in draws])),
-            towards,
-        )
+        labels = []
+        towards = []
+        for number in range(directions):
+            seed = draw.direction_seed + 1000 * number
+            labels.append(replace(draw, direction_seed=seed).labels)
+            towards.append(direction(seed, draw.width))
+        index = pd.MultiIndex.from_frame(pd.DataFrame(labels))
+        yield draw.block(), index, torch.stack(towards).unsqueeze(1)
