@@ -1,5 +1,7 @@
 """Similarity inside a text before and after fine-tuning: claims on planted similarities."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -38,8 +40,8 @@ class PlantedSimilarity:
         ]
         return pd.concat([hidden, *others])
 
-    def without(self, group: int) -> pd.DataFrame:
-        return self.table(self.groups[group])
+    def leaving_out(self) -> Callable[[int], pd.DataFrame]:
+        return lambda group: self.table(self.groups[group])
 
     def occupied_groups(self) -> range:
         return range(len(self.groups))

@@ -1,0 +1,121 @@
+"""How the code of both packages reads: how much stands on a line, and by which words it goes."""
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# Of code on a line: what no language counts as a word is left out, and so are docstrings.
+MOST_TOKENS = 9.5
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+# Names that say nothing of what they stand for.
+VAGUE = {"found", "told", "asked", "lacking", "senseless", "place", "one", "who"}
+COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+WITH_DOCSTRING = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def packages() -> Iterator[tuple[str, list[Path]]]:
+    """The modules of each package of the library and of the book, and of those right below them."""
+    for home in (ROOT / "analysis_lib", ROOT / "book" / "analysis_book"):
+        yield home.name, sorted(home.glob("*.py"))
+        for folder in sorted(home.iterdir()):
+            modules = sorted(folder.rglob("*.py"))
+            if modules:
+                yield f"{home.name}.{folder.name}", modules
+
+
+PACKAGES = dict(packages())
+each_package = pytest.mark.parametrize("name", PACKAGES)
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    lines = set()
+    for node in ast.walk(tree):
+        if isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node) is not None:
+            docstring = node.body[0]
+            lines |= set(range(docstring.lineno, docstring.end_lineno + 1))
+    return lines
+
+
+def tokens_and_lines(text: str) -> tuple[int, int]:
+    """How many tokens of code there are, and on how many lines."""
+    docstrings = docstring_lines(ast.parse(text))
+    tokens = 0
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE and token.start[0] not in docstrings:
+            tokens += 1
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return tokens, len(lines)
+
+
+def test_tokens_and_lines_are_those_of_code():
+    text = '"""Words."""\n\n\ndef f(x):\n    """Words."""\n    return x  # words\n'
+    assert tokens_and_lines(text) == (8, 2)
+
+
+@each_package
+def test_little_stands_on_a_line(name):
+    counts = [tokens_and_lines(path.read_text(encoding="utf-8")) for path in PACKAGES[name]]
+    tokens = sum(count for count, _ in counts)
+    lines = sum(count for _, count in counts)
+    assert tokens / lines <= MOST_TOKENS
+
+
+def hard_to_read(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The lines that a reader has to read twice, and why."""
+    for node in ast.walk(tree):
+        if isinstance(node, COMPREHENSIONS):
+            for inner in ast.walk(node):
+                if inner is not node and isinstance(inner, COMPREHENSIONS):
+                    yield inner.lineno, "a comprehension inside a comprehension"
+        if isinstance(node, ast.Call):
+            for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+                if isinstance(argument, ast.IfExp):
+                    yield argument.lineno, "a conditional expression as an argument"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from vague_names(node)
+
+
+def vague_names(function: ast.FunctionDef) -> Iterator[tuple[int, str]]:
+    """The parameters and local names of a function that are vague."""
+    for node in ast.walk(function):
+        name = ""
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        if name in VAGUE:
+            yield node.lineno, f"a name that says nothing: {name}"
+
+
+def test_what_is_hard_to_read_is_seen():
+    text = "def f(one, x):\n    found = [len(y if y else x) for y in (z for z in one)]\n"
+    reasons = [reason.split(":")[0] for _, reason in hard_to_read(ast.parse(text))]
+    assert sorted(reasons) == [
+        "a comprehension inside a comprehension",
+        "a conditional expression as an argument",
+        "a name that says nothing",
+        "a name that says nothing",
+    ]
+
+
+@each_package
+def test_no_line_has_to_be_read_twice(name):
+    faults = []
+    for path in PACKAGES[name]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        faults += [f"{path.name}:{line}: {reason}" for line, reason in hard_to_read(tree)]
+    assert not faults
