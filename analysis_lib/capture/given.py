@@ -579,7 +579,7 @@ def _natural_order(path: Path) -> list[int | str]:
 
 
 def _arrays(path: Path) -> dict[str, Callable[[], Any]]:
-    """For each array of a file, by name, a function that opens it without reading it."""
+    """Functions that open the arrays of a file without reading them, by the name of the array."""
     if path.suffix == ".safetensors":
         with safe_open(path, "pt") as file:
             names = file.keys()

@@ -284,7 +284,7 @@ class Visibility:
     def over_queries(
         self, values: Float[Tensor, "*batch token dim"]
     ) -> Float[Tensor, "*batch key dim"]:
-        """For each key n, the sum of ``values`` over the queries m that see it: Σ_m values_m.
+        """Sum of ``values`` over the queries m that see key n, for each key n: Σ_m values_m.
 
         If every query sees every key, the sum is the same for all keys, and the key axis has length
         1. In causal attention it is the sum over m ≥ n, a cumulative sum from the end.
