@@ -9,7 +9,7 @@
 
 from typing import TYPE_CHECKING
 
-# First of all, since what follows takes its time.
+# First of all, since the imports that follow take time and Ctrl-C should work during them.
 from analysis_lib import errors
 from analysis_lib.lazy import lazily
 

@@ -1,8 +1,8 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The command line, ``analysis-lib COMMAND``: measure, compare, and list what is known.
+"""The command line, ``analysis-lib COMMAND``: measure, compare, and list known names.
 
 Another package adds commands by an entry point of the group ``analysis_lib.commands``: a function
-that is called with what adds one, :meth:`Commands.add`.
+that is called with :meth:`Commands.add`.
 """
 
 import argparse
@@ -39,14 +39,14 @@ STORES = {
     "derived": "models trained here, corpora cut into sentences",
 }
 
-# The options of `measure` that make sense of vectors.
+# Options of `measure` that apply to vectors.
 OF_VECTORS = {"vectors", "metrics", "out", "format", "workers", "quiet", "debug", "help"}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit status is 0 only if everything asked for is there."""
+    """Run a command; returns its exit status, 0 if and only if it succeeded."""
     parser = _parser()
-    # It completes names where it is installed; without it, nothing else is missing.
+    # Completes names if it is installed; otherwise only completion is missing.
     with suppress(ImportError):
         import argcomplete
 
@@ -55,10 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """Run the command, and say in one line what keeps it from its end."""
+    """Run a command; an error that ends it is printed in one line."""
     status = 1
     for stream in (sys.stdout, sys.stderr):
-        # What a terminal has no letters for is written in numbers.
+        # Characters that the terminal cannot show are printed as escapes.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -73,11 +73,11 @@ def carry_out(options: argparse.Namespace) -> int:
         if sys.stdout:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Only the reader of the output, such as `head`, has gone; Python would complain of it at
-        # its end.
+        # Only the reader of the output, such as `head`, has gone; without this, Python would
+        # complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt as error:
-        # Whoever knows what is kept says so.
+        # The code that knows whether work is kept gives the message.
         print(str(error) or options.interrupted, file=sys.stderr)
         status = 130
     except Exception as error:
@@ -97,7 +97,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _refuse_empty(options: argparse.Namespace) -> None:
-    """Refuse an option whose value is empty, as is a variable of the shell that is not set."""
+    """Raise an AnalysisError for an option with an empty value, such as an unset shell variable."""
     for name, value in vars(options).items():
         if isinstance(value, str) and not value.strip():
             raise AnalysisError(
@@ -107,8 +107,9 @@ def _refuse_empty(options: argparse.Namespace) -> None:
 
 @contextmanager
 def _notes() -> Iterator[None]:
-    """What the library has to say goes to standard error, once, whatever other libraries do with
-    their logs.
+    """A context in which notes of the library go to standard error, each once.
+
+    Log settings of other libraries do not matter.
     """
     logger = logging.getLogger("analysis_lib")
     handler = logging.StreamHandler(sys.stderr)
@@ -123,23 +124,21 @@ def _notes() -> Iterator[None]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One whose errors are one line, as are all others."""
+    """A parser whose errors are one line, like all others."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {AnalysisError(message)} (see `{self.prog} --help`)\n")
 
 
 class _Help(argparse.HelpFormatter):
-    """Wraps what a command does, and leaves the lines of its examples."""
+    """Wraps descriptions of commands, but keeps the lines of examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 class Instead(argparse.Action):
-    """An option in the place of some that would be required, and of most others, whose defaults it
-    keeps.
-    """
+    """An option that replaces required options and keeps the defaults of most others."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: str, *_: object
@@ -178,7 +177,7 @@ WORKERS = {"type": whole, "default": 1, "help": "processes on this machine (defa
 
 
 class Commands:
-    """The commands of the command line; each is added with its options."""
+    """The commands of the command line, each with its options."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._common = argparse.ArgumentParser(add_help=False)
@@ -200,12 +199,14 @@ class Commands:
         interrupted: str = "interrupted",
         requires: tuple[str, ...] = (),
     ) -> Callable[..., argparse.Action]:
-        """Add a command; returns what adds its options, as ``add_argument`` of argparse.
+        """Add a command; returns a function that adds its options, argparse's ``add_argument``.
 
         Args:
-            words: what it does; more, and examples of its arguments, are for its own help.
-            interrupted: what a Ctrl-C says, unless it is known better where the work is done.
-            requires: an extra and the modules that it brings, as ``require_extra`` takes them.
+            words: its description in the list of commands.
+            more: further sentences for its own help.
+            examples: examples of its arguments, for its own help.
+            interrupted: the message after a Ctrl-C, unless the work itself gives one.
+            requires: an extra and the modules that it installs, as arguments of ``require_extra``.
         """
         shown = [f"  analysis-lib {name} {example}".rstrip() for example in examples or ("",)]
         parser = self._parsers.add_parser(
@@ -230,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add
 
     def add_measurement(metrics: str) -> None:
-        """What `measure` and `compare` have in common; metrics are those by default."""
+        """Options that `measure` and `compare` share; ``metrics`` is a default."""
         known = (
             "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, "
             "or -"
@@ -373,8 +374,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be
-    # answered at once.
+    # Imported here: torch takes seconds to load, and `--help` and misspelt options should be fast.
     from analysis_lib import load_corpus, load_model, measure, measure_vectors
     from analysis_lib.capture.inputs import Settings
     from analysis_lib.measurement.measuring import refuse_unavailable
@@ -390,7 +390,7 @@ def _measure(options: argparse.Namespace) -> None:
         raise AnalysisError("--worker-timeout is of a cluster: give --scheduler, or leave it out")
     if options.device_map is not None and options.device is not None:
         raise AnalysisError("--device and --device-map exclude each other: give one of them")
-    # What is misspelt, and a folder that is not ours, are refused before anything is loaded.
+    # Misspelt names and folders of others are refused before anything is loaded.
     output = _output_of_measure(options)
     output.check(
         table_files(
@@ -432,9 +432,7 @@ def _measure(options: argparse.Namespace) -> None:
 
 
 def _output_of_measure(options: argparse.Namespace) -> "Output":
-    """The folder of the tables, known by what is measured: the model and what is changed in it, and
-    the texts.
-    """
+    """The output folder, identified by the model, its changes, and the texts."""
     from analysis_lib.files import Output
 
     if options.vectors is not None:
@@ -446,7 +444,7 @@ def _output_of_measure(options: argparse.Namespace) -> "Output":
 
 
 def refuse_others(options: argparse.Namespace, kept: set[str], reason: str) -> None:
-    """Refuse the options that an option of :class:`Instead` leaves without an effect."""
+    """Raise an AnalysisError for options that an option of :class:`Instead` makes ineffective."""
     for name, default in options.defaults.items():
         if name not in kept and getattr(options, name, default) != default:
             called = "the models" if name == "models" else f"--{name.replace('_', '-')}"
@@ -454,8 +452,10 @@ def refuse_others(options: argparse.Namespace, kept: set[str], reason: str) -> N
 
 
 def model_dtype(options: argparse.Namespace, models: list[str]) -> str:
-    """The precision of the models that do not name their own; one that no model takes is
-    refused.
+    """The precision of the models whose names give none.
+
+    Raises:
+        AnalysisError: ``--dtype`` is given, and no model would use it.
     """
     from analysis_lib.models import ModelName
 
@@ -468,7 +468,7 @@ def model_dtype(options: argparse.Namespace, models: list[str]) -> str:
 
 
 def _draw(options: argparse.Namespace) -> dict[str, int | None]:
-    """Which items are measured, as ``load_corpus`` takes it: without a seed, the first."""
+    """Arguments of ``load_corpus`` for the items to draw; without a seed, the first ones."""
     if options.first and options.seed is not None:
         raise AnalysisError("--first and --seed exclude each other: give one of them")
     if options.limit is None:
@@ -482,7 +482,7 @@ def _draw(options: argparse.Namespace) -> dict[str, int | None]:
 
 
 def say(line: str) -> None:
-    """Say what is done; that nobody reads it any more does not undo it."""
+    """Print a line; a closed output is not an error, since the work is done."""
     with suppress(BrokenPipeError):
         print(line)
 
@@ -499,7 +499,7 @@ def _save(tables: "Tables", output: "Output", form: str) -> None:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
-    """How texts are read, and what is changed in the model on the way, as ``measure`` takes it."""
+    """Arguments of ``measure`` for reading texts and for interventions."""
     if options.special_tokens not in ("keep", "drop"):
         raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
     return {
@@ -511,7 +511,7 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
 
 
 def _intervention(path: Path | None) -> object:
-    """What a file says of a change, or of several."""
+    """The interventions in a file."""
     if path is None:
         return None
     from analysis_lib import files
@@ -620,7 +620,7 @@ def _datasets(options: argparse.Namespace) -> None:
 
 
 def known_names(parsed_args: argparse.Namespace, action: argparse.Action, **_: object) -> list[str]:
-    """What completes a name on the command line."""
+    """Completions of a name on the command line."""
     from analysis_lib.corpora import known_corpora
     from analysis_lib.models import known_models
 
@@ -638,10 +638,11 @@ def print_names(names: dict[str, str]) -> None:
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """Refuse, before hours of work, a folder that cannot be written; one that was made for nothing
-    goes again.
+    """A context that fails at once if a folder cannot be written, before hours of work.
+
+    Folders that it has made are removed at the end if they are empty.
     """
-    # Not Path.exists, which raises an error of its own where a name is too long.
+    # ``Path.exists`` raises an error of its own if a name is too long.
     new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
         try:
@@ -661,6 +662,6 @@ def made(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def sole_writer(output: "Output") -> Iterator[None]:
-    """Keep a second run out of the folder, where the tables of both would mix."""
+    """A context that keeps a second run out of the folder, where the tables of both would mix."""
     with made(output.folder), output.alone():
         yield

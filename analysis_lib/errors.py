@@ -1,6 +1,4 @@
-"""What ends a command before its end: the one error type of the library, what its messages need,
-and Ctrl-C.
-"""
+"""The error type of the library, checks of arguments, and the handling of Ctrl-C."""
 
 import difflib
 import importlib.util
@@ -18,29 +16,31 @@ from types import FrameType, TracebackType
 
 
 class AnalysisError(Exception):
-    """An error whose message is one line that says what was given, what was wanted, and what to do.
+    """An error whose one-line message says what was given, what was wanted, and what to do.
 
-    What fails for reasons of its own, such as a notebook, is reported in several, an argument each.
+    Failures with messages of their own, such as those of a notebook, take several lines, one per
+    argument.
     """
 
     def __str__(self) -> str:
-        # Names and files may hold what ends a line, or moves the cursor of a terminal.
+        # Names and files may contain line ends, or characters that move the cursor of a terminal.
         return "\n".join(_printable(str(line)) for line in self.args)
 
 
 def _printable(text: str) -> str:
-    """A text with what is no letter, such as the end of a line, written in escapes."""
+    """A text in which unprintable characters, such as line ends, are escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class UnknownNameError(AnalysisError, KeyError):
-    """A name that a mapping does not hold, for those who look it up and those who try whether it is
-    there.
+    """An unknown name in a mapping.
+
+    It is a ``KeyError`` as well, for code that tests whether the name is there.
     """
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
-    """A clause that offers the known names nearest to ``name``, or all of them if none is near.
+    """A clause that suggests the known names nearest to ``name``, or all of them if none is near.
 
     >>> near_names("minilmm", ["minilm", "bert-base-uncased"])
     'did you mean minilm?'
@@ -51,8 +51,7 @@ def near_names(name: str, known: Iterable[str]) -> str:
 
 
 def whole_number(text: str) -> int:
-    """The number that plain digits stand for; a ValueError for all else that Python takes, such as
-    ``1_0``.
+    """The number in plain digits; a ValueError for other forms of Python, such as ``1_0``.
 
     >>> whole_number("-12")
     -12
@@ -63,8 +62,7 @@ def whole_number(text: str) -> int:
 
 
 def decimal_number(text: str) -> float:
-    """The number that plain digits stand for, with a point or a power of ten; a ValueError for all
-    else.
+    """The number in plain digits, with a point or a power of ten; a ValueError for other forms.
 
     >>> decimal_number("1e-3")
     0.001
@@ -75,15 +73,14 @@ def decimal_number(text: str) -> float:
 
 
 def require_extra(extra: str, *modules: str) -> None:
-    """Refuse to go on without packages that only an extra of the library installs; imports none of
-    them.
+    """Check that the packages of an extra of the library are installed, without importing them.
 
     Args:
-        extra: one of those in ``pyproject.toml``, such as ``adapters``.
-        modules: what is imported of its packages, such as ``peft``.
+        extra: an extra in ``pyproject.toml``, such as ``adapters``.
+        modules: the modules of its packages, such as ``peft``.
 
     Raises:
-        AnalysisError: one of them is not installed; it names the extra.
+        AnalysisError: a module is not installed; the message names the extra.
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:
@@ -92,17 +89,16 @@ def require_extra(extra: str, *modules: str) -> None:
             )
 
 
-# --- What is given to a public function is checked where it comes in. ---
+# --- Arguments of public functions are checked where they come in. ---
 
-# What torch and Arrow can hold.
+# Largest integer of torch and Arrow.
 LARGEST = 2**63 - 1
-# The most that a file system takes.
+# Longest path that a file system accepts.
 LONGEST_PATH = 4096
 
 
 def shown(value: object) -> str:
-    """A value as a message names it: a text or a number, shortened if it is long, and of all else
-    the type.
+    """A value as a message shows it: a text or a number, shortened if long; otherwise its type.
 
     >>> shown("2"), shown(1.5), shown(["a"])
     ("'2'", '1.5', 'a list')
@@ -120,8 +116,10 @@ def shown(value: object) -> str:
 
 
 def require_whole(name: str, value: object, least: int = 0, most: int = LARGEST) -> int:
-    """A whole number within bounds, as Python's own ``int``; anything else, a bool included, is
-    refused.
+    """A whole number within bounds, as Python's ``int``.
+
+    Raises:
+        AnalysisError: the value is another one, or a bool.
     """
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or not least <= value <= most:
@@ -132,12 +130,12 @@ def require_whole(name: str, value: object, least: int = 0, most: int = LARGEST)
 
 
 def require_seed(name: str, value: object) -> int:
-    """A seed of random numbers, as Python's own ``int``."""
+    """A seed of random numbers, as Python's ``int``."""
     return require_whole(name, value)
 
 
 def require_seeds(name: str, values: object) -> list[int]:
-    """One seed or more, each once and in order."""
+    """One or more distinct seeds, in order."""
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
         raise AnalysisError(
             f"{name} is {shown(values)}: give a list of whole numbers, as in [0, 1]"
@@ -151,7 +149,7 @@ def require_seeds(name: str, values: object) -> list[int]:
 def require_number(
     name: str, value: object, above: float | None = None, least: float | None = None
 ) -> float:
-    """A finite number above a bound, or not below one, as Python's own ``float``."""
+    """A finite number above a bound, or not below one, as Python's ``float``."""
     is_number = isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value)
     too_low = is_number and (
         (above is not None and value <= above) or (least is not None and value < least)
@@ -172,25 +170,27 @@ def _is_finite(value: Real) -> bool:
     try:
         return math.isfinite(value)
     except OverflowError:
-        # A whole number of more digits than a float has room for.
+        # A whole number that is too large for a float.
         return False
 
 
 def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Refuse what is not one of some words."""
+    """Raise an AnalysisError unless the value is one of some words."""
     if not isinstance(value, str) or value not in choices:
         raise AnalysisError(f"{name} is {shown(value)}: give one of {', '.join(choices)}")
 
 
 def require_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False: a word such as ``"no"`` would count as True."""
+    """Raise an AnalysisError unless the value is a bool: a word like ``"no"`` would be true."""
     if not isinstance(value, bool):
         raise AnalysisError(f"{name} is {shown(value)}: give True or False")
 
 
 def require_text(name: str, value: object, wanted: str) -> None:
-    """Refuse what is no text, or one that is blank or longer than any name; ``wanted`` says what to
-    give instead.
+    """Raise an AnalysisError unless the value is a text, not blank and not too long.
+
+    Args:
+        wanted: what to give instead, for the message.
     """
     is_text = isinstance(value, str) and value.strip()
     if not is_text or "\0" in value or len(value) > LONGEST_PATH:
@@ -198,7 +198,7 @@ def require_text(name: str, value: object, wanted: str) -> None:
 
 
 def require_path(name: str, value: object, wanted: str = "the path of a folder") -> Path:
-    """A path that a file system can take."""
+    """A path that a file system accepts."""
     is_path = isinstance(value, str | Path) and str(value).strip()
     if not is_path or "\0" in str(value) or len(str(value)) > LONGEST_PATH:
         raise AnalysisError(f"{name} is {shown(value)}: give {wanted}")
@@ -206,8 +206,10 @@ def require_path(name: str, value: object, wanted: str = "the path of a folder")
 
 
 def require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse the names that are not known, with the nearest ones; ``kind`` is as in "setting of
-    measure".
+    """Raise an AnalysisError for unknown names, with the nearest known ones.
+
+    Args:
+        kind: the kind of name, as in "setting of measure".
     """
     known = list(known)
     for name in names:
@@ -216,16 +218,14 @@ def require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None
 
 
 def refuse_all(faults: Sequence[str], most: int = 20) -> None:
-    """Name everything that is wrong with what was given, so that it can be mended at once."""
+    """Raise an AnalysisError with all faults, so that they can be corrected at once."""
     if faults:
         others = f"; and {len(faults) - most} more" if len(faults) > most else ""
         raise AnalysisError("; ".join(faults[:most]) + others)
 
 
 def in_order(name: str, values: object, wanted: str) -> list:
-    """What several things were given in, as a list; a set is refused, whose order is another in
-    every process.
-    """
+    """Several values as a list; an AnalysisError for a set, whose order varies by process."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise AnalysisError(f"{name} is {shown(values)}: give {wanted}")
     if isinstance(values, set | frozenset):
@@ -236,20 +236,18 @@ def in_order(name: str, values: object, wanted: str) -> list:
 
 
 # --- Ctrl-C on the command line: one line and status 130, from the first import on. Elsewhere
-# Python's own is left. ---
+# Python's own handler is left. ---
 
-# Of a command that keeps what it finishes; of one that does not; and where it is not known what was
-# under way.
+# Messages of a command that keeps finished work, of one that does not, and of an unknown one.
 CONTINUES = "interrupted: what was finished is kept, and the same command continues from there"
 BEGINS_ANEW = "interrupted: nothing was written, and the same command begins anew"
 INTERRUPTED = "interrupted: the same command begins anew, but for what was finished and kept"
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:
-    """Let a command that is at work clean up; end at once before it, after it and within an import.
+    """Let a command at work clean up; exit at once before it, after it and within an import.
 
-    What is raised within an import may be swallowed there, or come out with a traceback of someone
-    else's.
+    An exception raised within an import may be swallowed, or end in a traceback of other code.
     """
     calls = set()
     while frame:
@@ -262,21 +260,20 @@ def _interrupt(_number: int, frame: FrameType | None) -> None:
 
 
 def leave_to_asyncio() -> None:
-    """Give a Ctrl-C back to Python: only then asyncio takes it, and cancels what it runs in good
-    order.
-    """
+    """Restore Python's handler of Ctrl-C, with which asyncio cancels its tasks in good order."""
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Processes that are started here never get a Ctrl-C, which would break into their imports with
-    a traceback.
+    """A context whose child processes never receive a Ctrl-C.
+
+    It would interrupt their imports with a traceback.
     """
     from multiprocessing import resource_tracker
 
-    # Its start would let the signal through again.
+    # Started beforehand, since its start would let the signal through.
     resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -286,7 +283,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def what_failed(error: BaseException) -> str:
-    """What went wrong in another library, or in Python, as a part of a line."""
+    """Description of an error of another library, or of Python, as a part of a line."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, OSError) and error.strerror:
@@ -295,7 +292,7 @@ def what_failed(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An error as the command line says it."""
+    """An error as the command line prints it."""
     if isinstance(error, OSError) and error.filename:
         error = AnalysisError(
             f"{error.filename} cannot be used ({error.strerror}): give another file or folder"
@@ -310,16 +307,14 @@ def one_line(error: BaseException) -> str:
 
 
 def _failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What fails before a command is at work, such as a file that the library reads when it is
-    imported.
-    """
+    """Print an error raised before a command is at work, such as for a file read on import."""
     if "--debug" in sys.argv or not issubclass(kind, Exception):
         sys.__excepthook__(kind, error, trace)
     else:
         print(one_line(error), file=sys.stderr)
 
 
-# What Python was started with, before it gives a module that it runs the name of its file.
+# The program that Python was started with, before Python replaces it by the file of the module.
 if {os.path.basename(name) for name in sys.orig_argv[-len(sys.argv) :][:1]} & {
     "analysis_lib",
     "analysis-lib",

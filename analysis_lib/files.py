@@ -1,7 +1,6 @@
-"""Files: read with errors of one line, written whole or not at all, locked; and the folders that
-commands write into.
+"""Files: read with errors of one line, written atomically, locked; and output folders of commands.
 
-In each of these folders a seal says which files are ours; everything else stays as it is.
+In each output folder a seal lists the files of the library; all others stay as they are.
 """
 
 import errno
@@ -33,22 +32,23 @@ _CLONE, _INSTALLED = (Path(__file__).resolve().parents[above] / "data" for above
 
 
 def data_directory() -> Path:
-    """The pins, published tables, claims and measurements: ``data/`` in a clone,
-    ``analysis_lib/data`` in a wheel.
+    """The folder of pins, published tables, claims and measurements.
+
+    It is ``data/`` in a clone and ``analysis_lib/data`` in a wheel.
     """
     return _INSTALLED if _INSTALLED.is_dir() else _CLONE
 
 
 def package_directory() -> Path:
-    """Where packages are downloaded to, and what is made from them is kept.
+    """The folder of downloaded packages, and of data made from them.
 
-    The folder ``packages`` in ``data/`` of a clone, or in the user's cache folder
-    (``~/.cache/analysis_lib``) where the library is installed; or in the folder that
-    ``ANALYSIS_LIB_DATA`` names.
+    It is ``packages`` in ``data/`` of a clone, or in the user's cache folder
+    (``~/.cache/analysis_lib``) if the library is installed; or the folder named by
+    ``ANALYSIS_LIB_DATA``.
     """
     home = data_directory()
     if home == _INSTALLED:
-        # As the hub of transformers has it.
+        # The same rule as that of transformers' hub.
         caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         home = Path(caches).expanduser() / "analysis_lib"
     return Path(os.environ.get("ANALYSIS_LIB_DATA") or home) / "packages"
@@ -58,10 +58,10 @@ def package_directory() -> Path:
 
 
 def entries(file: str, make: Callable[..., Entry]) -> dict[str, Entry]:
-    """What ``make`` makes of the fields of each entry of a YAML file in ``data/``, by name.
+    """Entries of a YAML file in ``data/``, each made by ``make`` from its fields, by name.
 
     Raises:
-        AnalysisError: the file, or an entry of it, is not as ``make`` wants it.
+        AnalysisError: the file, or an entry of it, is not as ``make`` requires.
     """
     path = data_directory() / file
     try:
@@ -69,7 +69,7 @@ def entries(file: str, make: Callable[..., Entry]) -> dict[str, Entry]:
             name: make(**fields)
             for name, fields in yaml.safe_load(path.read_text(encoding="utf-8")).items()
         }
-    except Exception as error:  # Of the parser, of whoever makes the entry, or of Python.
+    except Exception as error:  # Errors of the parser, of ``make``, or of Python.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise AnalysisError(
             f"{path} cannot be used ({reason}): mend the entry, or the file"
@@ -77,23 +77,23 @@ def entries(file: str, make: Callable[..., Entry]) -> dict[str, Entry]:
 
 
 def read(path: Path, how: Callable[[Path], Entry], remedy: str = "copy or make it again") -> Entry:
-    """What is read from a file.
+    """The content of a file, as ``how`` reads it.
 
     Raises:
-        AnalysisError: whatever goes wrong, in one line that names the file.
+        AnalysisError: it cannot be read; the one-line message names the file.
     """
     if path.exists() and not path.is_file():
         raise AnalysisError(f"{path} is no regular file: {remedy}")
     try:
         return how(path)
-    except Exception as error:  # Each format has its own.
+    except Exception as error:  # Each format has errors of its own.
         raise AnalysisError(
             f"{path} cannot be read ({what_failed(error)[:200]}): {remedy}"
         ) from error
 
 
 def read_json(path: Path, remedy: str = "copy or make it again") -> dict:
-    """The object that a JSON file holds; what is said of :func:`read` holds for all else."""
+    """The object in a JSON file; errors as in :func:`read`."""
 
     def load(path: Path) -> dict:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -105,8 +105,9 @@ def read_json(path: Path, remedy: str = "copy or make it again") -> dict:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a name that stands twice in one mapping, of which YAML's own loader takes the last
-    without a word.
+    """A YAML loader that refuses duplicate names in a mapping.
+
+    YAML's own loader would silently take the last one.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
@@ -118,14 +119,14 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, remedy: str) -> object:
-    """What a YAML file holds; what is said of :func:`read` holds for all else."""
+    """The content of a YAML file; errors as in :func:`read`."""
     return read(
         path, lambda path: yaml.load(path.read_text(encoding="utf-8"), _StrictLoader), remedy
     )
 
 
 def file_hash(path: Path) -> str:
-    """sha256 of a file. A process reads it once, unless it changes."""
+    """SHA-256 of a file, cached until the file changes."""
     state = path.stat()
     return _file_hash(path, state.st_mtime_ns, state.st_size)
 
@@ -137,9 +138,7 @@ def _file_hash(path: Path, _modified: int, _size: int) -> str:
 
 
 def hashes_of(folder: Path, patterns: Iterable[str] = ("**/*",)) -> dict[str, str]:
-    """The SHA-256 of the files of a folder that match one of some patterns, by their paths in
-    it.
-    """
+    """SHA-256 of the files of a folder that match some patterns, by their paths in it."""
     paths = {path for pattern in patterns for path in folder.glob(pattern)}
     return {
         path.relative_to(folder).as_posix(): file_hash(path)
@@ -148,25 +147,25 @@ def hashes_of(folder: Path, patterns: Iterable[str] = ("**/*",)) -> dict[str, st
     }
 
 
-# --- Locks, and files that are written whole ------------------------------------------------------
+# --- Locks, and atomic writing --------------------------------------------------------------------
 
-# How a file is locked, or else left at once.
+# Flags of a lock that does not wait.
 AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
-# Nothing of ours is at work for so long: in seconds, thirty days.
+# Age in seconds (thirty days) at which a folder of another machine counts as abandoned.
 FORGOTTEN = 30 * 24 * 3600
-# In a scratch folder: what its process holds locked while it lives, and what is yielded.
+# In a scratch folder: the file that its process locks while it lives, and the folder for the user.
 _LOCK, _CONTENT = "lock", "content"
 
 
 @contextmanager
 def scratch(parent: Path, name: str) -> Iterator[Path]:
-    """A new folder below one whose name begins so; it goes when the block ends.
+    """A new folder in ``parent`` whose name begins with ``name``, removed when the context ends.
 
-    What killed processes have left goes as well. A process id says nothing of the processes of
-    another machine, or of another container, that share the disk. Therefore each scratch folder is
-    named after the machine and its start, and its process holds a lock in it: on the same machine,
-    whatever is not locked is left over. What another machine has made, or this one before it was
-    started anew, is left over after thirty days.
+    Folders left by killed processes are removed as well. A process id says nothing of processes on
+    another machine, or in another container, that share the disk. Therefore the name of each
+    scratch folder includes the machine and its start, and its process holds a lock in it: on the
+    same machine, a folder without a held lock is abandoned. A folder of another machine, or of this
+    one before a restart, counts as abandoned after thirty days.
     """
     for folder in parent.glob(f"{glob.escape(name)}-*"):
         if _is_left_over(folder, name):
@@ -175,7 +174,7 @@ def scratch(parent: Path, name: str) -> Iterator[Path]:
         folder = Path(made)
         with (folder / ".lock").open("w") as lock:
             if lock_file(lock):
-                # Nobody finds it before it is locked.
+                # Renamed only now, so that no other process finds an unlocked file.
                 os.rename(folder / ".lock", folder / _LOCK)
             (folder / _CONTENT).mkdir()
             yield folder / _CONTENT
@@ -183,7 +182,7 @@ def scratch(parent: Path, name: str) -> Iterator[Path]:
 
 @cache
 def _machine() -> str:
-    """This machine since its start: containers on it share it, and no other machine does."""
+    """Identity of this machine since its start, shared by its containers."""
     try:
         known = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
     except OSError:
@@ -192,7 +191,7 @@ def _machine() -> str:
 
 
 def _is_left_over(folder: Path, name: str) -> bool:
-    """Whether a folder is a scratch folder of this name, of a process that has ended."""
+    """Whether a folder is a scratch folder of this name that was abandoned."""
     made = re.fullmatch(rf"{re.escape(name)}-([0-9a-f]{{12}})-\w{{8}}", folder.name)
     if made is None:
         return False
@@ -203,15 +202,15 @@ def _is_left_over(folder: Path, name: str) -> bool:
             fcntl.flock(lock, AT_ONCE)
         return True
     except OSError:
-        # It is at work, has just gone, or cannot be locked here.
+        # It is in use, has just been removed, or cannot be locked here.
         return False
 
 
 def lock_file(file: IO, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file; False, with a note, where the file system has no locks.
+    """Lock a file; returns False, with a note, if the file system has no locks.
 
     Raises:
-        BlockingIOError: another process has locked it, and ``kind`` says not to wait.
+        BlockingIOError: another process has locked it, and ``kind`` is not to wait.
     """
     try:
         fcntl.flock(file, kind)
@@ -226,15 +225,15 @@ def lock_file(file: IO, kind: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def alone(lock: Path, waiting: str = "") -> Iterator[None]:
-    """Hold the lock; other processes wait. The lock of a process that is killed ends with it.
+    """A context that holds a lock, for which other processes wait; it ends with a killed process.
 
     Args:
-        waiting: what to say on standard error where another process holds it.
+        waiting: the message on standard error if another process holds the lock.
     """
     with ExitStack() as held:
         with writing(lock.parent):
             lock.parent.mkdir(parents=True, exist_ok=True)
-            # What is in a file of this name stays.
+            # Opened for appending, so that the content of an existing file stays.
             file = held.enter_context(lock.open("a"))
         try:
             lock_file(file, AT_ONCE)
@@ -247,15 +246,13 @@ def alone(lock: Path, waiting: str = "") -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Inside it, a failure to write is an AnalysisError that names the path, or else the file that
-    could not be.
-    """
+    """A context in which a failure to write is an AnalysisError that names the path or the file."""
     try:
         yield
     except AnalysisError:
         raise
     except Exception as error:
-        # The writers of tokenizers and safetensors have errors of their own for a full disk.
+        # Writers of tokenizers and safetensors have errors of their own for a full disk.
         full = os.strerror(errno.ENOSPC) in str(error)
         if not full and not isinstance(error, OSError):
             raise
@@ -271,11 +268,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: str | Callable[[Path], object]) -> None:
-    """Write a file whole, or leave it as it was; safe with two writers, of whom the last one is
-    read.
+    """Write a file completely, or leave it as it was; of two writers at once, the last one wins.
 
     Args:
-        content: a text, or what writes the file whose path it is given.
+        content: a text, or a function that writes the file at a given path.
 
     Raises:
         AnalysisError: the file cannot be written.
@@ -288,13 +284,13 @@ def write(path: Path, content: str | Callable[[Path], object]) -> None:
                 unfinished.write_text(content, encoding="utf-8")
             else:
                 content(unfinished)
-            # A power cut would else leave the name and not the content.
+            # Otherwise a power cut could leave the name without the content.
             with unfinished.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
 
 
-# --- The folders that commands write into ---------------------------------------------------------
+# --- Output folders -------------------------------------------------------------------------------
 
 PROGRAM = "analysis-lib"
 SEAL, LOCK = ".analysis-lib.json", ".analysis-lib.lock"
@@ -304,19 +300,19 @@ Sealed = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class Output:
-    """The folder that a command writes into.
+    """The output folder of a command.
 
-    The hidden file ``.analysis-lib.json`` is its seal. It names this program, the command, what the
-    command was given, and every file that the command wrote, with the SHA-256 of its content. The
-    same command on the same inputs replaces these files, and removes those that it no longer
-    writes. It touches nothing else: neither files that the seal does not list, nor those that have
-    been changed since. The folder of another command, or of other inputs, is refused.
+    The hidden file ``.analysis-lib.json`` is its seal. It names this program, the command, its
+    inputs, and every file that the command wrote, with the SHA-256 of its content. The same command
+    on the same inputs replaces these files, and removes those that it no longer writes. It touches
+    nothing else: neither files that the seal does not list, nor those that have been changed since.
+    A folder of another command, or of other inputs, is refused.
 
     Attributes:
-        folder: it need not exist. A symbolic link is followed.
-        command: such as ``measure``.
+        folder: the folder, which need not exist. A symbolic link is followed.
+        command: the name of the command, such as ``measure``.
         inputs: names or paths of the models and data that the command was given.
-        last: the file that describes the others. It is there only where all of them are.
+        last: the file that describes the others. It exists only if all of them do.
     """
 
     folder: Path
@@ -325,15 +321,14 @@ class Output:
     last: str
 
     def check(self, files: Iterable[str] = ()) -> Sealed:
-        """What the seal lists; nothing where there is no seal.
+        """The content of the seal; empty if there is no seal.
 
         Args:
-            files: names of what is to be written.
+            files: names of files to be written.
 
         Raises:
-            AnalysisError: the folder is that of another command, or of other inputs; a file has
-                been changed since it was written; or a file, or folder, of the user's is in the way
-                of what is to be written.
+            AnalysisError: the folder belongs to another command, or to other inputs; a file has
+                been changed since it was written; or a file or folder of the user is in the way.
         """
         if os.path.exists(self.folder) and not os.path.isdir(self.folder):
             raise AnalysisError(
@@ -355,16 +350,16 @@ class Output:
         return sealed
 
     def replace(self, new: Path) -> None:
-        """Put all files below the folder ``new`` in the place of those that the seal lists.
+        """Replace the files in the seal by all files in the folder ``new``.
 
-        Whoever is killed on the way leaves a seal that lists old and new files, so that the next
-        one can go on.
+        A process killed halfway leaves a seal that lists old and new files, so that the next one
+        can continue.
 
         Args:
-            new: on the same disk, such as :meth:`scratch`.
+            new: a folder on the same disk, such as that of :meth:`scratch`.
 
         Raises:
-            AnalysisError: what :meth:`check` raises.
+            AnalysisError: the errors of :meth:`check`.
         """
         hashes = hashes_of(new)
         hashes.pop(SEAL, None)
@@ -384,9 +379,7 @@ class Output:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder to be filled; where the block ends well, :meth:`replace` takes the files in
-        it.
-        """
+        """A context with a folder to fill; :meth:`replace` takes its files if there is no error."""
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with scratch(self.folder, ".unfinished-files") as new:
@@ -394,16 +387,16 @@ class Output:
                 self.replace(new)
 
     def seal(self, *files: str) -> None:
-        """Seal files that the command has written into the folder by itself."""
+        """Seal files that the command has written into the folder directly."""
         with writing(self.folder), scratch(self.folder, ".unfinished-files") as new:
             self._seal({name: [file_hash(self.folder / name)] for name in files}, new)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside it, no other process writes into the folder, which is there.
+        """A context in which no other process writes into the folder, which must exist.
 
         Raises:
-            AnalysisError: another process is at it.
+            AnalysisError: another process is writing into it.
         """
         path = self.folder / LOCK
         while True:
@@ -417,7 +410,7 @@ class Output:
                         f"another run is writing to {self.folder}: wait for it, or give another "
                         "folder"
                     ) from None
-                # One that has just ended may have removed the file before it was locked here.
+                # A process that has just ended may have removed the file before it was locked here.
                 if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
                     continue
                 try:
@@ -457,15 +450,13 @@ class Output:
         with (scratch / SEAL).open("w", encoding="utf-8") as file:
             file.write(text + "\n")
             file.flush()
-            # The files are nobody's without it.
+            # Without the seal, the files would count as the user's.
             os.fsync(file.fileno())
         os.replace(scratch / SEAL, self.folder / SEAL)
 
     @property
     def _shown(self) -> list[str]:
-        """The inputs without their folders, whose names are nobody's business where a report is
-        published.
-        """
+        """The inputs without their folders, whose names should not appear in a published report."""
         return [PurePosixPath(name).name for name in self.inputs]
 
     @property
@@ -502,18 +493,14 @@ def _is_changed(path: Path, hashes: list[str]) -> bool:
 
 
 def inputs_key(inputs: Iterable[str], folder: Path) -> str:
-    """A hash of names; paths are taken as they lie to the folder, so that all may be moved
-    together.
-    """
+    """A hash of names; paths are relative to the folder, so that all may be moved together."""
     home = os.path.realpath(folder)
     places = [_place(name, home) for name in inputs]
     return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:16]
 
 
 def _place(name: str, home: str) -> str:
-    """A name as it is; of a path, such as ``table.csv`` in ``table.csv:text``, where it lies as
-    seen from ``home``.
-    """
+    """A name as it is; a path, also in ``table.csv:text``, relative to ``home``."""
     ends = [len(name), *(mark.start() for mark in re.finditer("[:@+]", name))]
     for end in sorted(ends, reverse=True):
         if os.path.exists(name[:end]):

@@ -1,6 +1,4 @@
-"""Packages whose names are imported when they are first used, since torch takes seconds to
-import.
-"""
+"""Packages whose names are imported on first use, since the import of torch takes seconds."""
 
 import ast
 import importlib
@@ -12,13 +10,12 @@ from pathlib import Path
 def lazily(
     package: str, more: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The ``__getattr__`` and the ``__dir__`` of a package that imports its names under ``if
-    TYPE_CHECKING``.
+    """The ``__getattr__`` and ``__dir__`` of a package with imports under ``if TYPE_CHECKING``.
 
-    No name can be that of a module of the package, which would take its place once it is imported.
+    No name can be that of a module of the package, which would replace it once it is imported.
 
     Args:
-        more: names that are not imported there, and the module that each comes from.
+        more: names that are not imported there, and the module of each.
 
     >>> __getattr__, __dir__ = lazily(__name__)  # doctest: +SKIP
     """
@@ -31,7 +28,7 @@ def lazily(
             )
         if known[name] == package:
             return importlib.import_module(f"{package}.{name}")
-        # Kept in the package, so that it is asked for once.
+        # Kept in the package, so that it is looked up only once.
         value = _value(known[name], name)
         vars(sys.modules[package])[name] = value
         return value
@@ -40,7 +37,7 @@ def lazily(
 
 
 def _value(module: str, name: str) -> object:
-    """What a package or module calls by a name: one of its modules, or whatever is in it."""
+    """A name of a package or module: one of its modules, or any other attribute."""
     home = importlib.import_module(module)
     if hasattr(home, name):
         return getattr(home, name)
@@ -48,7 +45,7 @@ def _value(module: str, name: str) -> object:
 
 
 def homes(package: str) -> dict[str, str]:
-    """By the name of what the package imports late, the module that it comes from."""
+    """Modules of the names that a package imports on first use, by name."""
     tree = ast.parse(Path(sys.modules[package].__file__).read_text(encoding="utf-8"))
     (late,) = (node.body for node in tree.body if isinstance(node, ast.If))
     return {alias.name: node.module for node in late for alias in node.names}

@@ -1,6 +1,4 @@
-"""What is said along the way: notes, and progress bars, which reach the terminal of a build from
-its notebooks.
-"""
+"""Notes and progress bars; in a build, bars of notebooks reach its terminal."""
 
 import io
 import logging
@@ -19,17 +17,17 @@ except ValueError as error:
         f"a variable TQDM_... of the environment is none that tqdm takes ({error}): unset it"
     ) from error
 
-# Names the file in which the current line of a bar is kept, instead of being shown.
+# Variable that names a file for the current line of a bar, which is then not shown.
 LINE_FILE = "ANALYSIS_LIB_PROGRESS"
 LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {remaining} left{postfix}"
-# In a log, a line after so long; what takes less is not worth one.
+# Seconds between lines in a log; shorter work has none.
 SECONDS_BETWEEN_LINES = 60
 
 
 class Once(logging.Filter):
-    """Passes each note once.
+    """A filter that passes each note once.
 
-    Of notes that have a ``subject``, such as a model, each is passed once for every subject.
+    A note with a ``subject``, such as a model, passes once for every subject.
     """
 
     def __init__(self) -> None:
@@ -45,10 +43,10 @@ class Once(logging.Filter):
 
 
 class _Lines(io.TextIOBase):
-    """A stream for a bar that gets each of its lines by itself, without what moves the cursor."""
+    """A stream that receives the lines of a bar one by one, without cursor movements."""
 
     def write(self, text: str) -> None:
-        # Bars inside others move the cursor.
+        # Nested bars move the cursor.
         if line := text.replace("\x1b[A", "").strip():
             self.write_line(line)
 
@@ -57,7 +55,7 @@ class _Lines(io.TextIOBase):
 
 
 class _LineFile(_Lines):
-    """Keeps the last line in a file."""
+    """A stream that keeps the last line in a file."""
 
     def __init__(self, path: str):
         self.path = Path(path)
@@ -67,7 +65,7 @@ class _LineFile(_Lines):
 
 
 class _Log(_Lines):
-    """Writes one line below the other."""
+    """A stream that writes one line below the other."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -77,9 +75,7 @@ class _Log(_Lines):
 
 
 def is_log(stream: TextIO | None) -> bool:
-    """Whether what is written stays: neither a terminal nor a notebook shows it, which overwrite a
-    line.
-    """
+    """Whether a stream is a log, not a terminal or a notebook, where a line can be overwritten."""
     in_notebook = type(stream).__module__.startswith("ipykernel")
     return stream is not None and not in_notebook and not stream.isatty()
 
@@ -91,13 +87,13 @@ def bar(
     show: bool | None = None,
     **settings,
 ) -> tqdm:
-    """tqdm's bar; in a log, where nothing can be overwritten, a line a minute.
+    """A progress bar of tqdm; in a log, where nothing can be overwritten, a line a minute.
 
     Args:
-        iterable: what it counts, if it does so by itself.
-        description: what goes on.
-        show: whether to show it; in a terminal or a log unless given. In a build it always is.
-        settings: of tqdm.
+        iterable: the items to count, if the bar counts by itself.
+        description: the task.
+        show: whether to show it; by default, in a terminal or a log. In a build it is always shown.
+        settings: further arguments of tqdm.
     """
     if path := os.environ.get(LINE_FILE):
         return tqdm(
@@ -112,6 +108,6 @@ def bar(
         pause = SECONDS_BETWEEN_LINES
         settings |= {"delay": pause, "mininterval": pause, "maxinterval": pause, "bar_format": LINE}
         return tqdm(iterable, description, file=_Log(sys.stderr), **settings)
-    # Left to itself, tqdm shows a bar where there is a terminal.
+    # With None, tqdm shows a bar in a terminal.
     hidden = None if show is None else not show
     return tqdm(iterable, description, disable=hidden, **settings)

@@ -1,8 +1,8 @@
-"""The one memory: what is kept between calls, known by a key of all that it depends on.
+"""The store of data kept between calls, by a key of all that they depend on.
 
-Whatever is kept is written whole or not at all, is made again where it is damaged, and is safe with
-two writers. Folders of what the library makes for itself lie beside the pinned packages, in
-``derived`` and ``measurements``, which ``analysis-lib cache`` lists and clears.
+Data are written completely or not at all, are made again if damaged, and are safe with two writers.
+The library's own folders lie beside the pinned packages, in ``derived`` and ``measurements``, which
+``analysis-lib cache`` lists and clears.
 """
 
 import fcntl
@@ -21,23 +21,22 @@ from analysis_lib import files
 from analysis_lib.errors import AnalysisError
 
 Content = TypeVar("Content")
-# In a folder that is made at once, the seal of its files.
+# Seal of the files in a folder that is made in one step.
 SEAL = ".hashes"
-# The names of what is kept: its folders end in a hash, and locks and scratch folders are named
-# after them.
+# Names of stored data: folders end in a hash; locks and scratch folders are named after them.
 KEPT = re.compile(r".+-[0-9a-f]{12}([0-9a-f]{4})?(\.lock|-\w{8})?")
 
 
 def key(*parts: object) -> str:
-    """The SHA-256 of all that something depends on, which JSON can hold, or text can say."""
+    """The SHA-256 of values that JSON, or else ``str``, can represent."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-# --- A folder of files, each kept by itself -------------------------------------------------------
+# --- Folders of separate files --------------------------------------------------------------------
 
 
 class Entry:
-    """A folder of what is kept under one key, a file for each part of it. It need not exist.
+    """A folder of data under one key, one file for each part. It need not exist.
 
     >>> import tempfile
     >>> entry = Entry(Path(tempfile.mkdtemp()) / "text-0123456789ab")
@@ -52,16 +51,16 @@ class Entry:
         self.folder = folder
 
     def read(self, name: str, how: Callable[[Path], Content]) -> Content | None:
-        """What a file holds; None where it is not there, or damaged."""
+        """The content of a file; None if it is missing or damaged."""
         try:
             return how(self.folder / name)
         except Exception:
-            # Whatever a format makes of a damaged file, or of one of another version: it is made
-            # again.
+            # Formats raise many errors for files that are damaged or of another version: they are
+            # made again.
             return None
 
     def write(self, name: str, content: str | Callable[[Path], object]) -> None:
-        """Keep a file, whole or not at all.
+        """Keep a file, completely or not at all.
 
         Raises:
             AnalysisError: it cannot be written.
@@ -69,13 +68,14 @@ class Entry:
         files.write(self.folder / name, content)
 
     def remove(self, name: str) -> None:
-        """Keep a file no longer."""
+        """Remove a file."""
         (self.folder / name).unlink(missing_ok=True)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside it, other processes that want to make the same wait, and find it made; if a lock
-        can be had.
+        """A context in which other processes that would make the same data wait for them.
+
+        Without effect if locks are not available.
         """
         with ExitStack() as held:
             with suppress(AnalysisError):
@@ -83,21 +83,20 @@ class Entry:
             yield
 
 
-# --- A folder that is made at once ----------------------------------------------------------------
+# --- Folders made in one step ---------------------------------------------------------------------
 
 
 def derived_folder(identity: str, label: str) -> Path:
-    """The folder that :func:`derived` fills, whether it is there or not."""
+    """The folder that :func:`derived` fills, whether or not it exists."""
     name = f"{label}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     return files.package_directory() / "derived" / name
 
 
 def derived(identity: str, label: str, fill: Callable[[Path], None]) -> Path:
-    """A folder beside the packages, under ``derived``, that ``fill`` has filled; made whole or not
-    at all.
+    """A folder in ``derived``, beside the packages, filled by ``fill``, completely or not at all.
 
-    Another ``identity``, which is hashed, is another folder, whose name the ``label`` begins. A
-    damaged one is made again.
+    Another ``identity``, which is hashed, gives another folder; its name begins with ``label``. A
+    damaged folder is made again.
     """
     folder = derived_folder(identity, label)
     if is_whole(folder):
@@ -121,15 +120,14 @@ def derived(identity: str, label: str, fill: Callable[[Path], None]) -> Path:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a derived folder is there, and its files are as they were written."""
+    """Whether a derived folder exists, with its files as they were written."""
     return (folder / SEAL).is_file() and not lost(folder / SEAL)
 
 
 def seal(path: Path, *patterns: str) -> None:
-    """Record the SHA-256 of files of a folder, all unless patterns are given, in a hidden file of
-    it.
+    """Record the SHA-256 of files of a folder, by default all, in a hidden file.
 
-    :func:`lost` then tells whether they are whole: a power cut can leave some empty, a disk can
+    :func:`lost` then tells whether they are intact: a power cut can leave some empty, a disk can
     change some.
     """
     hashes = files.hashes_of(path.parent, patterns or ("**/*",))
@@ -138,13 +136,11 @@ def seal(path: Path, *patterns: str) -> None:
 
 
 def lost(path: Path, *wanted: str) -> list[Path]:
-    """What is gone or has changed since :func:`seal`, and what is wanted, sealed or not, but is not
-    there.
-    """
+    """Files that are missing or changed since :func:`seal`, or that are wanted and missing."""
     folder = path.parent
     try:
         sealed = json.loads(path.read_bytes())
-    except FileNotFoundError:  # What has not ended, or was made by a version that sealed nothing.
+    except FileNotFoundError:  # Not finished, or made by a version without seals.
         sealed = {}
     except (ValueError, RecursionError):
         return [path]
@@ -159,11 +155,11 @@ def lost(path: Path, *wanted: str) -> list[Path]:
     ]
 
 
-# --- All of it ------------------------------------------------------------------------------------
+# --- The whole store ------------------------------------------------------------------------------
 
 
 def measurements_directory() -> Path | None:
-    """Where finished measurements are kept; None where they are not."""
+    """The folder of finished measurements; None if they are not kept."""
     chosen = os.environ.get("ANALYSIS_LIB_MEASUREMENTS")
     if chosen is None:
         return files.package_directory() / "measurements"
@@ -172,9 +168,9 @@ def measurements_directory() -> Path | None:
 
 @contextmanager
 def in_use() -> Iterator[None]:
-    """Inside it, nothing that is kept is cleared: see :func:`cleared`."""
+    """A context in which stored data are not cleared: see :func:`cleared`."""
     with ExitStack() as held:
-        # Where nothing can be kept, nothing need be.
+        # If nothing can be stored, there is nothing to protect.
         with suppress(OSError):
             files.package_directory().mkdir(parents=True, exist_ok=True)
             file = held.enter_context((files.package_directory() / ".in-use").open("w"))
@@ -183,13 +179,13 @@ def in_use() -> Iterator[None]:
 
 
 def cleared(name: str) -> list[str]:
-    """Remove what is kept in one of the folders beside the packages.
+    """Remove the stored data in one of the folders beside the packages.
 
     Returns:
-        The names of what is there and is nothing that the library keeps: it stays.
+        The names of other files there, which stay.
 
     Raises:
-        AnalysisError: a process uses what is kept, or it cannot be removed.
+        AnalysisError: a process uses the data, or they cannot be removed.
     """
     home = files.package_directory() / name
     with files.writing(home), (files.package_directory() / ".in-use").open("w") as file:

@@ -1,4 +1,4 @@
-"""One forward pass of a batch, and the activations of every layer on its way.
+"""One forward pass of a batch, and the activations of every layer.
 
 Items become batches (``batching.py``). A batch goes through the model once the capture has been
 checked against the plain forward pass (``checked_pass.py``, ``forward_pass.py``). Metrics receive
@@ -6,7 +6,7 @@ the activations of each layer (``activations.py``): vectors (``vectors.py``), at
 (``attention_rows.py``) and sums of scores (``score_sums.py``, where the formula of C_j is). Hidden
 states come from hooks on the blocks; queries, keys and values from transformers' attention
 interface or from a module's own softmax (``interface.py``), or from hooks where a listed model has
-neither (``hooked.py``). What the vectors of a stack stand for is in ``stack_tokens.py``.
+neither (``hooked.py``). The tokens behind the vectors of a stack are in ``stack_tokens.py``.
 """
 
 from analysis_lib.capture.activations import (
@@ -29,5 +29,5 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Owners, Tokens, Visibility, unpadded
 from analysis_lib.capture.vectors import Vectors
 
-# Raised in the commit that changes what is read of a model, see ``measurement.versions``.
+# Raise it in the commit that changes what is read of a model, see ``measurement.versions``.
 VERSION = 1

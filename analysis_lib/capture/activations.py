@@ -1,6 +1,4 @@
-"""What a metric can ask for and receives, the activations of one layer for one batch, and how they
-are gathered.
-"""
+"""The activations of one layer for one batch: what a metric can ask for, and how it is gathered."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,48 +13,48 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 
-# What a metric can ask for: the vectors of a space; the entropy of attention rows and their weight
-# by type of key; blocks of the weights themselves; or sums of scores.
+# Inputs of metrics: the vectors of a space; the entropy of attention rows and their weight by type
+# of key; blocks of the weights themselves; or sums of scores.
 SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
 BLOCKS = "blocks"
 SCORES = "scores"
-# Of these, what attention alone has.
+# Inputs that only attention has.
 OF_ATTENTION = frozenset({"attention_input", "query", "key", "value", WEIGHTS, BLOCKS, SCORES})
-# And what it gives out, beside what it gives out without what is changed: vectors, predictions of
-# the next token, and of tokens that it reads masked, in a pass of its own.
+# Outputs of the model, compared with those without changes: vectors, predictions of the next token,
+# and predictions of masked tokens in a separate pass.
 OUTPUT, LOSS, MASKED = "output", "loss", "masked"
-# The stack of a decoder's attentions to an encoder, and those of the further attentions of a block.
+# The stack of cross-attention, and the stack of the further attentions of a block.
 CROSS = "cross"
 FURTHER = ("second", "third", "fourth")
-# More than the layers of any model share at a time.
+# More than the number of masks that the layers of any model share at a time.
 MASKS_KEPT = 4
 
 
 @dataclass(eq=False)
 class Activations:
-    """What one layer computed from one batch.
+    """The activations of one layer for one batch.
 
     Attributes:
         layer: 0 for the input of the first block, l for the output of block l. A second stack
-            continues the count, and so do, after all stacks, the attentions of a decoder to an
-            encoder and the further ones of a block.
+            continues the count, and so do, after all stacks, cross-attention and the further
+            attentions of a block.
         stack: the name of the layer's stack; ``cross`` where a decoder attends to an encoder,
             ``second`` for the second attention of a block.
         part: the path of the block below the model; empty for the input of a stack.
         tokens: the tokens of the queries, and of the hidden vectors unless those are vectors of a
             feature map.
-        spaces: the vectors asked for, by their name in ``SPACES``. ``hidden`` is the output of the
-            layer (one head); ``final`` is what a model gives out, where a norm follows its last
-            block (one head): that comes alone, after the last layer of its stack, and has the
-            number of that layer; ``attention_input`` is what its attention projects to keys (one
-            head); ``query``, ``key`` and ``value`` are by head, as they enter attention: after
-            bias, normalisation and rotation.
-        attention: its weights, if a metric asked for ``weights`` or ``blocks``.
-        scores: sums of the attention scores, if a metric asked for ``scores``.
+        spaces: the requested vectors, by their name in ``SPACES``. ``hidden`` is the output of the
+            layer (one head); ``final`` is the output of the model, if a norm follows its last block
+            (one head): it arrives separately, after the last layer of its stack and with that
+            layer's number; ``attention_input`` is the input of the projection of keys (one head);
+            ``query``, ``key`` and ``value`` are by head, as they enter attention: after bias,
+            normalisation and rotation.
+        attention: the attention weights, if a metric needs ``weights`` or ``blocks``.
+        scores: sums of the attention scores, if a metric needs ``scores``.
         attended: whether the layer's attention was captured.
-        output: what the model gives out, if a metric asked for that or for predictions: it comes
-            alone, last.
+        output: the output of the model, if a metric needs it or its predictions; it arrives
+            separately, last.
     """
 
     layer: int
@@ -74,15 +72,16 @@ Receive = Callable[[Activations], None]
 
 
 class CurrentLayer:
-    """The layer that the forward pass is computing. Tokens, visibility and sums that layers share
-    are computed once.
+    """The layer that the forward pass is computing.
+
+    Tokens, visibility and sums that layers share are computed once.
 
     Attributes:
         batch: the input of the pass.
-        changes: what is changed on the way.
-        needs: what the metrics ask for.
-        activations: of the current layer, so far.
-        encoded: the tokens of the latest stack that attends to no other.
+        changes: the interventions.
+        needs: the inputs that the metrics need.
+        activations: those of the current layer, so far.
+        encoded: the tokens of the latest stack without cross-attention.
     """
 
     def __init__(
@@ -106,10 +105,10 @@ class CurrentLayer:
         values: Tensor,
         tokens: Tokens | None = None,
     ) -> Tensor:
-        """The vectors of a site of the current layer, after what is changed there.
+        """The vectors of a site of the current layer, after interventions.
 
         Args:
-            tokens: what they stand for, if not for the tokens of the layer.
+            tokens: the tokens of the vectors, if not those of the layer.
         """
         tokens = tokens or self.activations.tokens
         return self.changes.apply(
@@ -121,9 +120,7 @@ class CurrentLayer:
         )
 
     def tokens_of(self, count: int) -> Tokens:
-        """What the keys of the layer, or vectors that it gives out, stand for, of which there are
-        ``count``.
-        """
+        """Tokens behind the layer's ``count`` keys or output vectors."""
         if self.activations.stack == CROSS:
             return self.encoded
         tokens = self.activations.tokens
@@ -132,16 +129,16 @@ class CurrentLayer:
         return self.unpadded(count)
 
     def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
-        """Tokens without padding; the same object for the same numbers."""
+        """Tokens without padding; the same object for the same arguments."""
         key = (count, tuple(leading))
         if key not in self._unpadded:
             self._unpadded[key] = self.batch.unpadded(count, leading)
         return self._unpadded[key]
 
     def vectors(self, values: Tensor, tokens: Tokens) -> Vectors:
-        """Hidden vectors, of shape utterance x token x width, as vectors of one head."""
-        # Post-norm attention reads the hidden vectors of the layer before: their sums are computed
-        # already.
+        """Hidden vectors, of shape utterance x token x width, as vectors with one head."""
+        # Post-norm attention reads the hidden vectors of the layer before, whose sums are already
+        # known.
         known = self._previous
         is_known = known is not None and known.tokens is tokens
         if not is_known or known.values.data_ptr() != values.data_ptr():
@@ -157,8 +154,10 @@ class CurrentLayer:
         key_input: Tensor | None,
         visibility: Visibility,
     ) -> None:
-        """Record the vectors of the layer's attention that are needed; what keys are made from may
-        not be known.
+        """Record those vectors of the layer's attention that the metrics need.
+
+        Args:
+            key_input: the input of the projection of keys, if known.
         """
         spaces = self.activations.spaces
         keys = visibility.keys
@@ -178,11 +177,10 @@ class CurrentLayer:
         query: Tensor,
         key: Tensor,
     ) -> tuple[Visibility, Tensor | None]:
-        """Which keys each query sees, and the mask without empty rows; computed once for a mask
-        that layers share.
+        """Visible pairs, and the mask without empty rows; computed once per mask that layers share.
 
-        Where a model lies on several devices, the layers of all but the first have copies of the
-        mask, each its own.
+        If a model lies on several devices, all layers but those on the first have masks of their
+        own.
         """
         tokens = self.activations.tokens.on(query.device)
         keys = self.tokens_of(key.shape[2]).on(query.device)
@@ -190,7 +188,7 @@ class CurrentLayer:
         if mask_and_tokens not in self._visibilities:
             filled = mask
             if mask is not None:
-                # A padded query of local attention may see no key at all, and the softmax of an
+                # In local attention a padded query may see no key at all, and the softmax of an
                 # empty row is NaN.
                 filled = mask | ~mask.any(-1, keepdim=True)
             visibility = Visibility.from_mask(mask, tokens, keys)

@@ -1,6 +1,7 @@
 """Attention by blocks of rows: output, entropy and masses of rows, and reductions of them.
 
-The weights of a layer are never there at once: a few rows are formed at a time, and none is kept.
+The weights of a layer are never in memory at once: a few rows are computed at a time, and none is
+kept.
 """
 
 import itertools
@@ -14,32 +15,32 @@ from torch.nn import functional
 
 from analysis_lib.capture.tokens import Visibility
 
-# How many scores are formed at once: as many as the cache of a processor holds, or a small part of
-# a GPU's memory.
+# Number of scores computed at once: what fits the cache of a processor, or a small part of a GPU's
+# memory.
 SCORES_AT_ONCE, SCORES_AT_ONCE_ON_GPU = 2**19, 2**24
-# How many rows of causal attention are formed at once on a processor: scores of keys behind the
-# last of them are not formed.
+# Number of rows of causal attention computed at once on a processor: scores of keys after the last
+# of them are not computed.
 CAUSAL_ROWS = 64
 
-# Some utterances, heads and queries.
+# Slices of utterances, heads and queries.
 Part = tuple[slice, slice, slice]
 
 
 @dataclass(eq=False)
 class Softmax:
-    """The attention of a layer, from which blocks of its weights are formed.
+    """The attention of a layer, from which blocks of its weights are computed.
 
     With scores s = scaling · q·k + added and weights p = softmax(s), the entropy of a row is
     −Σ p ln p, in nats, in [0, ln keys].
 
     Attributes:
-        query, key: after any rotation, with as many heads.
-        scaling: by what the products are multiplied.
-        added: to the scores: a bias, and a number so low that its weight is 0 where a query does
-            not see a key, see :func:`added_to_scores`.
-        causal: whether no query sees a key after it, as ``added`` says.
-        softcap: c, where scaled scores are capped to c tanh(s / c) before anything is added.
-        sinks: a logit of each head beside its scores: it takes weight and gives no value.
+        query, key: queries and keys after any rotation, with equal numbers of heads.
+        scaling: the factor of the products.
+        added: the term added to the scores: a bias, and a number so low that its weight is 0 where
+            a query does not see a key, see :func:`added_to_scores`.
+        causal: whether no query sees a later key; ``added`` must agree.
+        softcap: c, if scaled scores are capped to c tanh(s / c) before ``added``.
+        sinks: a learnt logit per head beside its scores, which takes weight and gives no value.
     """
 
     query: Float[Tensor, "utterance head token head_dim"]
@@ -51,7 +52,7 @@ class Softmax:
     sinks: Float[Tensor, " head"] | None = None
 
     def blocks(self) -> Iterator["Block"]:
-        """All rows, some at a time."""
+        """Blocks of rows that together cover all rows."""
         key_count = self.key.shape[2]
         added = None
         if self.added is not None:
@@ -69,7 +70,7 @@ class Softmax:
             if added is not None:
                 scores += added[part][..., :end]
             largest = scores.amax(-1, keepdim=True)
-            # Not softmax, which takes several times as long over rows of fewer than sixteen keys.
+            # ``softmax`` takes several times as long over rows of fewer than sixteen keys.
             shifted = scores.sub_(largest)
             powers = shifted.exp()
             total = powers.sum(-1, keepdim=True)
@@ -86,14 +87,13 @@ class Block:
     """Some rows of the attention weights of a layer.
 
     Attributes:
-        part: which utterances, heads and queries they are of.
-        key_count: how many keys there are.
-        powers: e = exp(s − max s), of which the weights are the share in their sum.
-        shifted: s − max s, which :func:`attend` overwrites; None where a model gives the weights
-            themselves.
-        total: the sum Z = Σ e; None where a model gives the weights themselves.
-        kept: the part of its weight that a learnt sink leaves to the keys; None without one.
-        first_key: the first of the keys that are seen here; of all others, the weight is 0.
+        part: the slices of utterances, heads and queries.
+        key_count: the number of keys.
+        powers: e = exp(s − max s); the weights are e / Σ e.
+        shifted: s − max s, which :func:`attend` overwrites; None if the model provides the weights.
+        total: the sum Z = Σ e; None if the model provides the weights.
+        kept: the share of weight that a learnt sink leaves to the keys; None without a sink.
+        first_key: the first key that queries of the block see; earlier keys have weight 0.
     """
 
     part: Part
@@ -106,7 +106,7 @@ class Block:
 
     @property
     def weights(self) -> Float[Tensor, "utterance head query key"]:
-        """The weights; rows of padding have some, too."""
+        """The attention weights; rows of padding have weights, too."""
         weights = self.powers
         if self.total is not None:
             weights = weights / self.total
@@ -129,7 +129,7 @@ class Block:
         self,
         numbers: Float[Tensor, "all token"],
     ) -> Float[Tensor, "utterance 1 query"]:
-        """Of the queries of the block, a number that there is of every query of the batch."""
+        """Values of the block's queries, from values of all queries of the batch."""
         utterances, _, queries = self.part
         chosen = numbers[utterances, queries].to(self.powers.dtype)
         return chosen.unsqueeze(1)
@@ -138,9 +138,9 @@ class Block:
         self,
         values: Shaped[Tensor, "query key"],
     ) -> Float[Tensor, "utterance head query"]:
-        """Of each query, the mean of what its keys have: Σ_n p_mn v_mn / Σ_n p_mn.
+        """Mean of ``values`` over the keys of each query, weighted by attention.
 
-        What a sink takes cancels.
+        It is Σ_n p_mn v_mn / Σ_n p_mn; the weight of a sink cancels.
         """
         end = self.first_key + self.powers.shape[-1]
         weighted = self.powers * values[:, self.first_key : end]
@@ -152,7 +152,7 @@ class Block:
         self,
         numbers: Float[Tensor, "all token"],
     ) -> Float[Tensor, "utterance head key"]:
-        """Σ_m a_m p_mn for each key n, from a number a of every query of the batch."""
+        """Σ_m a_m p_mn for each key n, where a has a value for every query of the batch."""
         given = self.of_queries(numbers)
         if self.kept is not None:
             given = given * self.kept
@@ -165,7 +165,7 @@ class Block:
         self,
         values: Float[Tensor, "*batch seen"],
     ) -> Float[Tensor, "*batch key"]:
-        """The same, with 0 at the keys that no query of the block sees."""
+        """The values of the visible keys, extended by 0 at keys that no query of the block sees."""
         after = self.key_count - self.first_key - values.shape[-1]
         if after == self.first_key == 0:
             return values
@@ -177,14 +177,14 @@ class AttentionWeights:
     """The attention weights of a layer: entropy and masses of its rows, and reductions of them.
 
     Attributes:
-        visibility: the tokens of the queries and of the keys, and which pairs are seen.
-        heads: of queries.
-        blocks: forms the weights, some rows at a time.
+        visibility: the tokens of the queries and of the keys, and the visible pairs.
+        heads: the number of heads of queries.
+        blocks: returns the weights, block by block.
         entropy: −Σ p ln p of each row, in nats, in [0, ln keys]; None unless ``weights`` are
             needed.
-        mass: the weight that each query gives to the keys of each type; likewise.
+        mass: the weight that each query gives to the keys of each type; None likewise.
         has_sink: whether a learnt sink, a logit beside the scores, takes weight and gives no value.
-            It is a last type, and a key of each query.
+            It is the last type, and a key of each query.
     """
 
     visibility: Visibility
@@ -195,16 +195,16 @@ class AttentionWeights:
     has_sink: bool = False
 
     def reduce(self, function: Callable[[Block], Tensor]) -> Tensor:
-        """The sum over all blocks of what a function makes of each.
+        """The sum over all blocks of a function of each block.
 
-        The weights are formed anew for it: some rows of some heads and utterances at a time.
+        The weights are computed once more for it: some rows of some heads and utterances at a time.
 
         Args:
-            function: from a :class:`Block` to values of shape utterance x head x ..., those of its
+            function: maps a :class:`Block` to values of shape utterance x head x ..., those of its
                 utterances and heads.
 
         Returns:
-            Of shape utterance x head x ..., summed over the queries.
+            Values of shape utterance x head x ..., summed over the queries.
         """
         sums = None
         for block in self.blocks():
@@ -228,17 +228,17 @@ class AttentionWeights:
 
     @property
     def key_counts(self) -> Float[Tensor, "utterance token"]:
-        """How many keys each query may see."""
+        """Number of keys that each query may see."""
         return self._of_pairs[0]
 
     @property
     def pairs(self) -> Float[Tensor, "utterance type"]:
-        """How many pairs of a counted query and a visible key there are, by the type of the key."""
+        """Number of pairs of a counted query and a visible key, by the type of the key."""
         return self._of_pairs[1]
 
     @property
     def uniform(self) -> Float[Tensor, "utterance type"]:
-        """The mass over counted queries, if each spreads its attention evenly over what it sees."""
+        """Mass over counted queries if attention were spread evenly over visible keys."""
         return self._of_pairs[2]
 
     @property
@@ -266,7 +266,7 @@ def attend(
     divided by Z.
 
     With a sink of logit s₀, all weights shrink by a = 1 / (1 + exp(s₀ − log Σ exp s)), the sink has
-    1 − a, and the entropy is that of the row times a, and −a ln a − (1 − a) ln(1 − a) more.
+    1 − a, and the entropy becomes a times that of the row plus −a ln a − (1 − a) ln(1 − a).
 
     Args:
         type_masks: 1 where a key has a type, else 0.
@@ -289,7 +289,7 @@ def attend(
         seen = values[utterances, heads, : block.powers.shape[-1]]
         mixed[part] = (block.powers @ seen).div_(block.total)
         total = block.total.squeeze(-1)
-        # In place: as large as all weights of the block, and not needed again.
+        # In place: the array is as large as all weights of the block, and not needed again.
         spread = block.shifted.mul_(block.powers).sum(-1)
         entropy[part] = total.log() - spread / total
         if block.kept is not None:
@@ -305,7 +305,7 @@ def attend(
 
 
 def parts(query: Tensor, keys: int, causal: bool) -> Iterator[Part]:
-    """What is taken at once: several utterances, or heads of one, or rows of a head."""
+    """Parts computed at once: several utterances, or some heads of one, or some rows of a head."""
     on_cpu = query.device.type == "cpu"
     room = SCORES_AT_ONCE if on_cpu else SCORES_AT_ONCE_ON_GPU
     utterances, heads, tokens, _ = query.shape
@@ -325,9 +325,9 @@ def added_to_scores(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Bias and mask as one: where a key is not seen, a number so low that its weight is 0.
+    """Bias and mask as one tensor: a hidden key gets a number so low that its weight is 0.
 
-    It is finite, since :func:`attend` multiplies it by that weight.
+    The number is finite, since :func:`attend` multiplies it by that weight.
     """
     if mask is None:
         return bias

@@ -1,4 +1,4 @@
-"""Items of a corpus -> batches that a model reads: texts, images and sounds."""
+"""Batches of texts, images and sounds as a model reads them, from the items of a corpus."""
 
 import itertools
 import math
@@ -20,16 +20,15 @@ from analysis_lib.models.parts import PADDED_TEXTS
 from analysis_lib.models.sounds import steps_of, window_of
 from analysis_lib.models.tokenization import Encoded, encoded, padded
 
-# How many padding tokens a batch of texts may have: about as many as take the time that one more
-# batch takes.
+# Padding tokens allowed in a batch of texts: about as many as take the time of one more batch.
 MOST_PADDING = 64
-# How many pixels of an image count as one token of a batch.
+# Pixels of an image that count as one token of a batch.
 PIXELS_PER_TOKEN = 256
-# In seconds, unless the processor has a limit of its own: what Whisper reads at once.
+# Longest sound in seconds, unless the processor has a limit of its own: the window of Whisper.
 LONGEST_SOUND = 30.0
-# Of a second: how far a spectrogram may look beyond the end of a window.
+# Part of a second (1/10) by which a spectrogram may look beyond the end of a window.
 BEYOND = 10
-# How many sounds are prepared together, so that those of one length share a batch.
+# Number of sounds that are prepared together, so that those of one length share a batch.
 SOUNDS_AT_ONCE = 64
 
 
@@ -45,7 +44,7 @@ def batches(
     Args:
         items: texts; or images or sounds, each with a ``load()``.
         groups: the jackknife group of each item.
-        reading: counts what was read.
+        reading: counts the items as they are read.
 
     Raises:
         AnalysisError: an item cannot be read, or is too short for the model.
@@ -55,9 +54,7 @@ def batches(
 
 
 def unreadable(loaded: LoadedModel, items: Sequence) -> list[str]:
-    """What is wrong with each image or sound that cannot be read, or is of no length that the model
-    reads.
-    """
+    """Messages about images and sounds that cannot be read or are too short or too long."""
     if loaded.kind == "text":
         return []
 
@@ -69,15 +66,13 @@ def unreadable(loaded: LoadedModel, items: Sequence) -> list[str]:
         except AnalysisError as error:
             return str(error)
 
-    # Decoders of images and sounds let other threads work.
+    # Threads help, since decoders of images and sounds release the lock of the interpreter.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         return [words for words in pool.map(fault, items) if words is not None]
 
 
 def longest(loaded: LoadedModel) -> str:
-    """How much of a text or sound the model reads at once, such as ``512 tokens`` or ``30
-    seconds``.
-    """
+    """Longest text or sound that the model reads at once: ``512 tokens`` or ``30 seconds``."""
     if loaded.kind == "text":
         return f"{loaded.max_length} tokens"
     return f"{_longest_sound(loaded):g} seconds"
@@ -126,17 +121,17 @@ def make_batches(
     tokens_per_batch: int,
     most_padding: int = MOST_PADDING,
 ) -> Iterator[Batch]:
-    """Batches of texts of similar length, each of at most ``tokens_per_batch`` tokens, padding
-    included.
+    """Batches of texts of similar length, each of at most ``tokens_per_batch`` tokens with padding.
 
-    If padding would change what the model computes, all texts of a batch have one length; if it
-    computes longer texts in another way, none is with shorter ones. A text that is longer than
-    ``tokens_per_batch`` is a batch of its own. Texts of one group are neighbours in their batch.
+    If padding would change what the model computes, all texts of a batch have the same length; if
+    the model computes long texts in another way, they are not batched with shorter ones. A text
+    that is longer than ``tokens_per_batch`` is a batch of its own. Texts of one group are
+    neighbours in their batch.
     """
     if loaded.layout.equal_lengths:
         most_padding = 0
     elif loaded.device.type != "cpu":
-        # A GPU takes longer to begin with a batch than over its padding.
+        # On a GPU, a further batch costs more than any padding.
         most_padding = tokens_per_batch
     chunks: list[list[int]] = []
     tokens = 0
@@ -160,9 +155,7 @@ def make_batches(
 
 
 def _rows(loaded: LoadedModel, texts: Sequence[Encoded]) -> tuple[dict[str, Tensor], Tensor]:
-    """The arguments of the model for texts that are padded to one length, and which tokens frame a
-    text.
-    """
+    """Arguments of the model for texts padded to one length, and a mask of their framing tokens."""
     rows = padded([{**text.columns, "special": text.special} for text in texts], loaded.pad_id)
     special = rows.pop("special")
     return rows, special
@@ -176,7 +169,7 @@ def _pad(
     mask = inputs["attention_mask"].bool()
     read = [(ids, special)]
     if any(stack.tokens == "shifted" for stack in loaded.layout.stacks):
-        # No token of a text stands for the one that a decoder starts with.
+        # The decoder's start token stands for no token of a text.
         read.append((_shifted(loaded, ids, mask), functional.pad(special[:, :-1], (1, 0))))
         inputs |= {
             "decoder_input_ids": read[1][0],
@@ -190,7 +183,7 @@ def _pad(
         inputs = {
             name: _to_length(loaded, part, mask, fill.get(name, 0)) for name, part in inputs.items()
         }
-        # The model attends to all of them, as it does to the silence after a sound.
+        # The model attends to padding, as it does to the silence after a sound.
         silent = ~inputs.pop("attention_mask").bool()
         mask = torch.ones_like(silent)
     tokens = []
@@ -205,20 +198,17 @@ def _pad(
 
 
 def _reads_padding(loaded: LoadedModel) -> bool:
-    """Whether the model was trained on texts that are padded to its length, and sees the
-    padding.
-    """
+    """Whether the model was trained on texts padded to its length, and attends to the padding."""
     return loaded.model.config.model_type in PADDED_TEXTS
 
 
 def _to_length(loaded: LoadedModel, rows: Tensor, mask: Tensor, fill: int) -> Tensor:
-    """Rows of tokens with padding up to the length of the model, on the side on which its tokenizer
-    pads.
+    """Rows of tokens, padded to the model's length on the side where its tokenizer pads.
 
     Args:
-        rows: with padding at their end.
+        rows: rows with padding at their end.
         mask: True at a token, False at that padding.
-        fill: what stands at padding.
+        fill: the value at padding.
     """
     more = loaded.max_length - mask.shape[1]
     filled = functional.pad(rows.masked_fill(~mask, fill), (0, more), value=fill)
@@ -229,9 +219,7 @@ def _to_length(loaded: LoadedModel, rows: Tensor, mask: Tensor, fill: int) -> Te
 
 
 def _shifted(loaded: LoadedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """What the decoder of an encoder-decoder reads: the text, one token later, after the token that
-    begins it.
-    """
+    """The decoder's input in an encoder-decoder: a start token, then the text, one token later."""
     shifted = torch.roll(ids, 1, 1)
     start = getattr(loaded.model.config, "decoder_start_token_id", None)
     # mBART's decoder starts with the last token of the text, which names its language.
@@ -240,11 +228,11 @@ def _shifted(loaded: LoadedModel, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def _prepared(loaded: LoadedModel, item: object, **given: object) -> Mapping[str, Tensor]:
-    """What the processor of a model makes of an image or a sound."""
+    """The arguments of the model for an image or a sound, from its processor."""
     try:
         inputs = loaded.processor(item, return_tensors="pt", **given)
         return {name: torch.as_tensor(values) for name, values in inputs.items()}
-    except Exception as error:  # Its settings are not checked before.
+    except Exception as error:  # Settings of processors are not checked beforehand.
         raise AnalysisError(
             f"{loaded.name}: its {type(loaded.processor).__name__} fails ({type(error).__name__}: "
             f"{error}): mend its preprocessor_config.json"
@@ -260,7 +248,7 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
     owners = []
     for image, group in zip(images, groups, strict=True):
         prepared = _prepared(loaded, image.load().convert(mode))
-        # Processors that keep an image's proportions give each image its own size.
+        # Processors that keep proportions give each image its own size.
         pixels = prepared["pixel_values"]
         full = (len(waiting) + 1) * pixels[
             0, 0
@@ -280,9 +268,7 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
 
 
 class _Piece(NamedTuple):
-    """A stretch of sound: a spectrogram or samples as the model reads them, its samples, group and
-    text.
-    """
+    """A stretch of sound as the model reads it, with its length in samples, group and text."""
 
     prepared: Mapping[str, Tensor]
     samples: int
@@ -291,7 +277,7 @@ class _Piece(NamedTuple):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of what the model reads: samples, or a spectrogram, and perhaps a mask."""
+        """Shapes of the prepared arrays: samples or a spectrogram, and perhaps a mask."""
         return tuple(tuple(values.shape) for values in self.prepared.values())
 
 
@@ -320,15 +306,14 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
 
 
 def _add_texts(loaded: LoadedModel, batch: Batch, texts: Sequence[str]) -> None:
-    """Add to a batch of sounds what a decoder reads: the tokens that it starts with, then the text
-    of each sound.
-    """
+    """Add the decoder's input to a batch of sounds: start tokens, then the text of each sound."""
     config = loaded.model.config
     limit = config.max_target_positions
     end = getattr(loaded.tokenizer, "eos_token_id", None)
     rows = []
     for text in encoded(loaded.name, loaded.tokenizer, texts, limit, cut=True):
-        # Whisper's tokenizer puts the start before a text; what ends it is predicted, and not read.
+        # Whisper's tokenizer puts the start tokens before a text; the end token is predicted, not
+        # read.
         starts = text.special[:1] == [True] and text.ids[0] != end
         start = [] if starts else [config.decoder_start_token_id]
         ends = text.ids[-1:] == [end]
@@ -346,7 +331,7 @@ def _add_texts(loaded: LoadedModel, batch: Batch, texts: Sequence[str]) -> None:
 
 
 def _longest_sound(loaded) -> float:
-    """How many seconds of sound the model reads at once."""
+    """Length in seconds of the longest sound that the model reads at once."""
     window = window_of(loaded.processor)
     if window is not None:
         return window.samples / loaded.processor.sampling_rate
@@ -366,12 +351,12 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
     reading.without_text += loaded.layout.reads_texts_too and not recorded.text.strip()
     shortest = _shortest(loaded)
     longest = int(rate * _longest_sound(loaded))
-    # A processor that cuts sounds may look a little beyond the end of its window, for the last
-    # steps in it.
+    # A processor that cuts sounds may look slightly beyond the end of its window, for the last
+    # steps of its spectrogram.
     beyond = 0 if window_of(loaded.processor) is None else rate // BEYOND
     for part in reading.split(len(samples), longest, settings.long_texts == "window"):
         length = len(samples[part])
-        # What remains of a sound after its last whole window may be too short to make a vector.
+        # The rest of a sound after its last whole window may be too short for a vector.
         if length >= shortest:
             read = samples[part.start : part.stop + beyond]
             yield _Piece(_prepared(loaded, read, sampling_rate=rate), length, group, recorded.text)
@@ -379,12 +364,14 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
 
 
 def _refuse_length(loaded: LoadedModel, sound: object, recorded: Sound) -> None:
-    """Refuse a sound that is too short to make a vector, or whose text would have to be cut with
-    it.
+    """Raise an AnalysisError for a sound that the model cannot read.
+
+    It is too short for a vector, or it has a text and is too long for the model: the text cannot be
+    cut together with it.
     """
     rate = loaded.processor.sampling_rate
     shortest = _shortest(loaded)
-    # As many as there are once it has the model's rate.
+    # Number of samples after resampling to the model's rate.
     samples = math.ceil(len(recorded.samples) * rate / recorded.rate)
     if samples < shortest:
         raise AnalysisError(
@@ -400,12 +387,12 @@ def _refuse_length(loaded: LoadedModel, sound: object, recorded: Sound) -> None:
 
 
 def _shortest(loaded) -> int:
-    """How many samples the model needs to make one vector."""
+    """Number of samples that the model needs for one vector."""
     config = loaded.model.config
     length = 1
     if not hasattr(config, "conv_kernel"):
-        # Of a spectrogram, one step; processors that do not say how long it is have one of 10 ms,
-        # in windows of 25.
+        # A spectrogram needs one step. Processors that do not give its length use steps of 10 ms,
+        # in windows of 25 ms.
         return getattr(loaded.processor, "hop_length", loaded.processor.sampling_rate // 40)
     for kernel, stride in zip(
         reversed(config.conv_kernel), reversed(config.conv_stride), strict=True

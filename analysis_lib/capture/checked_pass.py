@@ -1,6 +1,4 @@
-"""A forward pass that is captured only after the capture has been checked against the plain forward
-pass.
-"""
+"""A captured forward pass, run only after a check of the capture against the plain forward pass."""
 
 import itertools
 import math
@@ -36,8 +34,8 @@ from analysis_lib.models.loading import lacks_head
 from analysis_lib.models.outer import answer, is_activated_by_tokens, is_plain_head
 from analysis_lib.models.probe import evaluated
 
-# How far the captured and the plain output may differ, as a share of the largest activation. In
-# float32, some roundings pass without question; in float64, half of the digits must agree.
+# Largest difference between captured and plain output, as a share of the largest activation. In
+# float32 it allows some rounding; in float64 half of the digits must agree.
 ROUNDING = 128 * torch.finfo(torch.float32).eps
 AGREEMENT = torch.finfo(torch.float64).eps ** 0.5
 
@@ -50,13 +48,13 @@ def run(
     maps: str = "flatten",
     changes: Changes | None = None,
 ) -> None:
-    """One forward pass of a batch; ``receive`` is called with the :class:`Activations` of layer 0,
-    1, ... in turn.
+    """One forward pass of a batch, with ``receive`` called for each layer in turn.
 
     Args:
-        needs: what to capture, see ``activations.py``.
+        needs: the activations to capture, see ``activations.py``.
+        receive: called with the :class:`Activations` of layer 0, 1, ...
         maps: ``flatten`` or ``positions``, see :class:`Settings`.
-        changes: what is changed on the way.
+        changes: the interventions.
 
     Raises:
         OutOfMemory: the batch does not fit.
@@ -65,7 +63,7 @@ def run(
     check(loaded, batch)
     memory = memory_errors(loaded, batch)
     with loaded.lock, evaluated(loaded.outer), _full_precision(loaded), memory:
-        # A metric of several spaces does without those that cannot be had.
+        # A metric of several spaces leaves out those that the model does not support.
         needs = needs.difference(loaded.unsupported)
         captured_pass(loaded, batch, needs, receive, maps, changes)
 
@@ -86,10 +84,10 @@ def check(loaded: LoadedModel, batch: Batch) -> None:
 
 
 def _leave_out_plain_head(loaded: LoadedModel, batch: Batch) -> None:
-    """Let the body run alone where a head of transformers, without hooks, gives it what it is given
-    alone.
+    """Run the body alone if a plain head of transformers does not change what it computes.
 
-    Such a head costs time and memory, and may need what a body does not, such as a padding token.
+    Such a head costs time and memory, and may have needs that the body does not, such as a padding
+    token.
     """
     if loaded.outer is loaded.model or not is_plain_head(loaded.model, loaded.outer):
         return
@@ -98,17 +96,17 @@ def _leave_out_plain_head(loaded: LoadedModel, batch: Batch) -> None:
             alone = given_out(answer(loaded.name, loaded.model, loaded.model, batch.inputs).body)
             inside = given_out(loaded.answer(batch.inputs).body)
             is_same = torch.equal(alone, inside)
-        except Exception:  # Of the head; if it is of the body, the check that follows says so.
+        except Exception:  # Of the head; the check below reports errors of the body.
             is_same = True
     if is_same:
         loaded.outer = loaded.model
 
 
 def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[str, str]:
-    """What cannot be captured of a model, of what metrics need, and why; told by a few items.
+    """Inputs of metrics that cannot be captured from a model, with the reason.
 
-    They are read only if that is in doubt: in a listed architecture, keys are a linear function of
-    what they are made from if their projection has nothing but weight and bias.
+    A few items are read only in case of doubt: in a listed architecture, keys are a linear function
+    of their input if their projection has nothing but weight and bias.
     """
     specs = [*loaded.attending]
     if any(spec.key is None for _, spec in specs):
@@ -138,8 +136,8 @@ def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[st
 def _check(loaded: LoadedModel, batch: Batch) -> None:
     """Compare the captured forward pass of two utterances with the plain one.
 
-    The two round differently, the more so the larger the scores, and each processor in its own way.
-    Where they differ by more than ``ROUNDING``, they are repeated in float64: an error of the
+    The two are rounded differently, more so for larger scores, and differently on each processor.
+    Where they differ by more than ``ROUNDING``, both are repeated in float64: an error of the
     capture is as large there, whereas rounding shrinks by eight orders of magnitude.
 
     Raises:
@@ -161,7 +159,7 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
     decided_in_double, difference = _decided(loaded, few, difference)
     computed = any(spec.own for _, spec in loaded.attending)
     if decided_in_double and difference > AGREEMENT and computed:
-        # Left as it is, it changes nothing.
+        # A module that computes attention by itself and is not captured runs unchanged.
         reason = "its attention, which its modules compute by themselves, is not captured exactly"
         loaded.unsupported.update(dict.fromkeys(OF_ATTENTION, reason))
         decided_in_double, difference = _decided(loaded, few, _difference(loaded, few))
@@ -172,13 +170,13 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
             f"{AGREEMENT:.1e}: the attention of this architecture is not captured exactly, so it "
             "cannot be measured; give another model"
         )
-    # If activations are not finite, the shard that follows is refused, and the first such layer
-    # named.
+    # If activations are not finite, the shard that follows raises an error that names the first
+    # such layer.
     loaded._checked = not math.isnan(difference)
 
 
 def _decided(loaded: LoadedModel, batch: Batch, difference: float) -> tuple[bool, float]:
-    """Whether a difference is one in float64, and what it is there if it is in doubt."""
+    """Whether the difference was measured in float64, and its size, measured there if in doubt."""
     if loaded.model.dtype == torch.float64:
         return True, difference
     if difference > ROUNDING:
@@ -187,8 +185,7 @@ def _decided(loaded: LoadedModel, batch: Batch, difference: float) -> tuple[bool
 
 
 def _difference(loaded: LoadedModel, batch: Batch) -> float:
-    """The largest difference between the captured and the plain output, as a share of the largest
-    activation.
+    """Largest difference between captured and plain output, as a share of the largest activation.
 
     NaN if the plain output is not finite.
     """
@@ -220,11 +217,10 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
 
 
 def _prove_scores(within: float, activations: Activations) -> None:
-    """Show that what the scores of a layer are made of through its keys adds up to them, over all
-    pairs.
+    """Check that the terms of a layer's scores add up to the scores, over all pairs.
 
     Args:
-        within: the rounding that may part them, as a share of what is added up.
+        within: the rounding allowed, as a share of the scores.
 
     Raises:
         NotLinear: they differ by more.
@@ -247,18 +243,19 @@ def _prove_scores(within: float, activations: Activations) -> None:
 
 
 class _DoublePrecision(TorchFunctionMode):
-    """Inside it nothing is computed in float32, to which transformers converts some norms,
-    rotations and masks.
+    """A context in which nothing is computed in float32.
+
+    transformers converts some norms, rotations and masks to it.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function is Tensor.float:
             return args[0].double()
-        if function is Tensor.view:  # Bytes of a file, read as what they are.
+        if function is Tensor.view:  # Bytes of a file, which keep their type.
             return function(*args, **kwargs)
         if function is torch.full and "dtype" not in kwargs:
-            # Of the lowest number in float64, XGLM makes one in float32.
+            # XGLM turns the lowest float64 number into a float32 number.
             value = args[1] if len(args) > 1 else kwargs["fill_value"]
             kwargs = {**kwargs, "dtype": torch.float64 if isinstance(value, float) else None}
         args = tuple(torch.float64 if value is torch.float32 else value for value in args)
@@ -270,27 +267,27 @@ class _DoublePrecision(TorchFunctionMode):
 
 
 def _full_precision(loaded: LoadedModel) -> AbstractContextManager:
-    """Inside it a model in float64 computes everything in float64; others run as they are."""
+    """A context in which a model in float64 computes everything in float64; no effect on others."""
     return _DoublePrecision() if loaded.model.dtype == torch.float64 else nullcontext()
 
 
 def _difference_in_double(loaded: LoadedModel, batch: Batch) -> float:
-    """What :func:`_difference` is in float64."""
+    """:func:`_difference` in float64."""
     double, batch = _in_double(loaded, batch)
     with evaluated(double.outer):
         return _difference(double, batch)
 
 
 def _double(parameter: nn.Parameter) -> nn.Parameter:
-    """A parameter in float64; of a quantised one, what it stands for."""
+    """A parameter in float64; a quantised one after dequantisation."""
     return nn.Parameter(unpacked(parameter.detach()).double(), requires_grad=False)
 
 
 def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
     """A copy of a model and of a batch in float64.
 
-    What was read in half precision or in parts may be large: its copy is read from disk, each part
-    when it is used. Of other models the weights are converted one by one, to keep the memory small.
+    A model read in half precision or in parts may be large: its copy is read from disk, each part
+    when it is used. The weights of other models are converted one by one, to save memory.
 
     Raises:
         AnalysisError: there is no memory for the copy, or the device has no float64.

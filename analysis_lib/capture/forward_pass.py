@@ -1,6 +1,6 @@
 """One forward pass of a model, with hooks on its blocks.
 
-The activations of a layer are handed on when its block is done, and not kept.
+The activations of a layer are passed on when its block is done, and not kept.
 """
 
 import itertools
@@ -42,9 +42,7 @@ from analysis_lib.models.parts import Attention, Stack
 
 
 class NotCaptured(AnalysisError):
-    """Attention that a block does not compute as it has shown, such as that of a long text by
-    windows.
-    """
+    """A block whose attention is not computed as in the probe, such as windows of a long text."""
 
 
 def captured_pass(
@@ -61,7 +59,7 @@ def captured_pass(
         The output of the model, utterance x token x width or image x channel x height x width.
 
     Raises:
-        NotCaptured: the attention of a block was not.
+        NotCaptured: the attention of a block was not captured.
     """
     blocks = _Blocks(loaded, CurrentLayer(batch, needs, changes), receive, maps)
     comparing = needs & {OUTPUT, LOSS}
@@ -96,9 +94,7 @@ def captured_pass(
 
 
 def _of_masked(loaded: LoadedModel, batch: Batch, maps: str, changes: Changes | None) -> Output:
-    """What a masked language model predicts of tokens that it does not see, in a pass of its
-    own.
-    """
+    """The predictions of masked tokens by a masked language model, in a separate pass."""
     hidden, which = masking(loaded, batch)
     plain = given = ask(loaded, hidden, "masked")
     if changes:
@@ -109,21 +105,23 @@ def _of_masked(loaded: LoadedModel, batch: Batch, maps: str, changes: Changes | 
 
 
 def given_out(output: ModelOutput) -> Tensor:
-    """The last vectors that a model gives out; of a backbone, its last map of features; else what
-    it gives first.
+    """The last hidden vectors of a model's output.
+
+    For a backbone they are its last feature map; without hidden vectors, the first output.
     """
     if isinstance(output, ModelOutput):
         if output.get("last_hidden_state") is not None:
             return output.last_hidden_state
         if output.get("feature_maps") is not None:
             return output.feature_maps[-1]
-    # Such as logits, or one vector of each text.
+    # Such as logits, or one vector per text.
     return first_vectors(output)
 
 
 def _by_token(output: Tensor, count: int) -> Tensor:
-    """Utterance x token x width; of a map, its positions, as a SegFormer gives them out; of a grid,
-    its tokens.
+    """The output as utterance x token x width.
+
+    Positions of a feature map (as of SegFormer) or of a grid become tokens.
     """
     if output.dim() == 4 and output[0, :, :, 0].numel() == count != output[0, 0].numel():
         return output.flatten(1, 2)
@@ -132,13 +130,14 @@ def _by_token(output: Tensor, count: int) -> Tensor:
 
 @contextmanager
 def _capturing(loaded: LoadedModel, blocks: "_Blocks") -> Iterator[None]:
-    """Inside it the model runs with all hooks and our attention function; afterwards it is as it
-    was.
+    """A context in which the model runs with all hooks and our attention function.
+
+    On leaving it, the model is as it was.
     """
     before = loaded.model.config._attn_implementation
     specs = [spec for _, spec in loaded.attending]
-    # Attention that modules compute by themselves runs as it does; they may read another mask for
-    # our function.
+    # Modules that compute attention by themselves keep their implementation; they may read another
+    # mask for our function.
     on_interface = any(not spec.hooked and not spec.own for spec in specs)
     handles = []
     try:
@@ -156,8 +155,7 @@ def _capturing(loaded: LoadedModel, blocks: "_Blocks") -> Iterator[None]:
 
 
 class _Blocks:
-    """Hooks on the blocks: they number the layers, and hand on the activations of each when its
-    block is done.
+    """Hooks on the blocks: they number the layers and pass each layer's activations to ``receive``.
 
     Attributes:
         missed: the blocks whose attention was not captured.
@@ -175,13 +173,13 @@ class _Blocks:
         self.seen = AttentionSeen(len(layer.batch.groups))
         self._count = 0
         self._tokens: dict[tuple[str, int], Tokens] = {}
-        # The blocks that have attention, by their paths.
+        # Paths of the blocks that have attention.
         self._attending: set[str] = set()
-        # First blocks whose output another module changes before the second reads it.
+        # First blocks whose output another module changes before the second block.
         self._amended: set[nn.Module] = set()
         # The latest layer of each stack, and its output.
         self._latest: dict[str, tuple[Activations, Tensor]] = {}
-        # Where long vectors do not count, the tokens of that output.
+        # The tokens of that output, where long vectors do not count.
         self._short: dict[str, Tokens] = {}
 
     def attach(self) -> Iterator[RemovableHandle]:
@@ -207,7 +205,7 @@ class _Blocks:
                 if spec is not None:
                     self._attending.add(names[block])
                     module = block.get_submodule(spec.module)
-                    # What is changed stands where its token does.
+                    # Nothing can be changed inside blocks that read token x utterance x width.
                     yield from self.projections.attach(
                         module, spec, changing=not stack.tokens_first
                     )
@@ -220,7 +218,7 @@ class _Blocks:
                     )
 
     def _attend(self, module: nn.Module, spec: Attention) -> Iterator[RemovableHandle]:
-        """Attach what captures the attention of a module."""
+        """Attach the hooks that capture the attention of a module."""
         if spec.hooked:
             yield self.hooked.attach(module, spec)
             return
@@ -263,10 +261,10 @@ class _Blocks:
         return with_first(output, self._as_given(stack, hidden, given))
 
     def _of_tokens(self, stack: Stack, given: Tensor) -> Tensor:
-        """Utterance x token x width, of what a block reads or gives; a map is left as it is.
+        """The input or output of a block as utterance x token x width; a map is left as it is.
 
-        A grid of tokens has its positions on two axes. What the model has put behind the vectors of
-        all texts is left out.
+        A grid of tokens has its positions on two axes. Vectors that the model appends after all
+        texts are left out.
         """
         if self.loaded.layout.maps:
             return given
@@ -278,14 +276,15 @@ class _Blocks:
         )
 
     def _as_given(self, stack: Stack, hidden: Tensor, given: Tensor) -> Tensor:
-        """The vectors of :meth:`_of_tokens`, changed, in place of what they were."""
+        """The vectors of :meth:`_of_tokens`, changed, in the shape of the block's output."""
         if stack.padded:
             return torch.cat([hidden, given[:, hidden.shape[1] :]], 1)
         return hidden.transpose(0, 1) if stack.tokens_first else hidden.reshape(given.shape)
 
     def _changed(self, stack: Stack, hidden: Tensor, args: tuple) -> Tensor:
-        """The residual stream after what is changed there; the vectors of a map are those at its
-        positions.
+        """The residual stream after interventions.
+
+        In a feature map, interventions apply to the vectors at its positions.
         """
         is_map = hidden.dim() == 4
         vectors = map_vectors(hidden, args, "positions") if is_map else hidden
@@ -295,7 +294,8 @@ class _Blocks:
     def _begin(self, stack: Stack, name: str, hidden: Tensor, args: tuple) -> None:
         tokens = self._stack_tokens(stack, hidden, args)
         short = self._short.get(stack.name)
-        # What attention makes of its input counts if that does. A stage may merge patches.
+        # A token's queries, keys and values count if the input of the layer does. A stage may merge
+        # patches, so shapes can differ.
         if name and short is not None and short.mask.shape == tokens.mask.shape:
             tokens = short
         self.layer.activations = Activations(self._count, stack.name, name, tokens)
@@ -318,7 +318,7 @@ class _Blocks:
         return self._tokens[key]
 
     def _vector_tokens(self, stack: Stack, hidden: Tensor, args: tuple) -> Tokens:
-        """What the output of the layer stands for: a stage may merge patches."""
+        """Tokens behind the output of the layer: a stage may merge patches."""
         tokens = self.layer.activations.tokens
         return (
             tokens
@@ -330,7 +330,7 @@ class _Blocks:
         activations = self.layer.activations
         if activations.part in self._attending and not activations.attended:
             self.missed.append(activations.part)
-        # A part of the model may lie on a device of its own, which is known once it has computed.
+        # Parts of a model may lie on different devices, known only once a part has computed.
         tokens = activations.tokens = activations.tokens.on(hidden.device)
         if stack.cross is None:
             self.layer.encoded = tokens
@@ -350,9 +350,7 @@ class _Blocks:
         self.receive(activations)
 
     def finish(self, output: ModelOutput) -> None:
-        """Hand on what the model gives out of a stack, where that is not the output of its last
-        block.
-        """
+        """Report the final output of each stack, if it is not the output of its last block."""
         *_, last = self.loaded.stacks
         if not isinstance(output, ModelOutput):
             return

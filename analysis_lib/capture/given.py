@@ -1,4 +1,4 @@
-"""Vectors that someone has already, in memory or in a folder, in the place of a model."""
+"""Given vectors, in memory or in a folder, in place of a model."""
 
 import bisect
 import hashlib
@@ -29,24 +29,23 @@ from analysis_lib.errors import AnalysisError, refuse_all, require_path
 from analysis_lib.models import ModelSpec
 from analysis_lib.models.parts import Layout
 
-# A name of vectors: a number of a layer, after the word for their space; without one, they are
-# hidden.
+# Name of vectors: the space and the number of the layer; without a space, they are hidden.
 _NAME = re.compile(r"(?:(layer|hidden|final|query|key|value)_)?([0-9]{1,6})")
-# In the name of a file, the number of a part of these vectors.
+# Ending of a file name with the number of a part.
 _PART = re.compile(r"-part_[0-9]+$")
-# By their names in safetensors files.
+# Precisions, by their names in safetensors files.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-# So many rows are hashed at once.
+# Number of rows hashed at once.
 ROWS = 4096
 ENDINGS = (".safetensors", ".npy")
-# Arrays of a file that describe the texts and are no vectors.
+# Arrays of a file that describe the texts and are not vectors.
 DESCRIPTIONS = ("lengths", "units")
 
 
 class Text(NamedTuple):
-    """Which of the vectors are those of a text: ``length`` of them, from ``start`` on.
+    """The vectors of a text: ``length`` of them, from ``start`` on.
 
-    Where they are known by a mask, ``kept`` are their indices in the row of the text.
+    If they are given by a mask, ``kept`` holds their indices in the row of the text.
     """
 
     number: int
@@ -55,12 +54,12 @@ class Text(NamedTuple):
     kept: tuple[int, ...] = ()
 
     def digest(self) -> bytes:
-        """The bytes by which it differs from other texts, as far as vectors do."""
+        """Bytes that identify the text: its length, and the indices of its vectors."""
         return struct.pack("<q", self.length) + np.array(self.kept, "<i8").tobytes()
 
     @property
     def end(self) -> int:
-        """How many vectors of its row need be read."""
+        """Number of vectors of the text's row that need to be read."""
         return self.kept[-1] + 1 if self.kept else self.length
 
 
@@ -69,9 +68,9 @@ class Part:
     """An array of vectors, of which some rows are read at a time.
 
     Attributes:
-        name: of the file, or what it was given as.
-        opened: gives the array, or what is sliced like one.
-        lengths: of the texts in it; empty where these are not known, None where it is one text.
+        name: the name of the file, or of the array in memory.
+        opened: opens the array, or an object that can be sliced like one.
+        lengths: lengths of the texts in it; empty if they are not known, None if it is one text.
     """
 
     name: str
@@ -88,7 +87,7 @@ class Part:
 
     @cached_property
     def dtype(self) -> str:
-        """As torch names it; what else there is, as it is named."""
+        """The precision by torch's name, or else by its own."""
         array = self.opened()
         dtype = getattr(array, "dtype", type(array).__name__)
         if hasattr(array, "get_dtype"):
@@ -96,7 +95,7 @@ class Part:
         return FLOATS.get(dtype, getattr(dtype, "name", str(dtype).removeprefix("torch.")))
 
     def rows(self, *which: slice) -> Tensor:
-        # A sparse array takes no tuple of one slice.
+        # A sparse array accepts no tuple of one slice.
         chosen = which[0] if len(which) == 1 else which
         values = self.opened()[chosen]
         if isinstance(values, Tensor):
@@ -104,18 +103,18 @@ class Part:
         if hasattr(values, "toarray"):
             return torch.from_numpy(values.toarray())
         if self.dtype == "bfloat16":
-            # As JAX has it, of which torch knows the bits alone.
+            # JAX's bfloat16, of which torch can read only the bits.
             return torch.from_numpy(np.array(values).view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(np.array(values, self.dtype))
 
 
 class LayerVectors:
-    """The vectors of one space in one layer, in parts that follow one another.
+    """The vectors of one space in one layer, in consecutive parts.
 
     Attributes:
         padded: whether a row is a text, with padding at its end, rather than a vector.
-        bounds: before how many rows each part begins, and the number of all.
-        lengths: of the texts; empty unless they are known of all parts.
+        bounds: the first row of each part, and the total number of rows.
+        lengths: the lengths of the texts; empty unless they are known for all parts.
     """
 
     def __init__(self, layer: int, space: str, parts: Sequence[Part]):
@@ -149,11 +148,11 @@ class LayerVectors:
         self.lengths = [*itertools.chain(*known)] if all(known) else []
 
     def _lengths_of(self, part: Part) -> list[int]:
-        """The lengths of the texts in a part; empty where they are not known."""
+        """The lengths of the texts in a part; empty if they are not known."""
         if part.lengths:
             return part.lengths
         if self.padded:
-            # A row may be as long as there is room.
+            # A padded row is taken to be full.
             return [part.shape[1]] * part.shape[0]
         is_one_text = part.lengths is None
         return [part.shape[0]] if is_one_text else []
@@ -163,7 +162,7 @@ class LayerVectors:
         return bisect.bisect(self.bounds, row) - 1
 
     def refuse_other(self, lengths: list[int]) -> None:
-        """Raise an AnalysisError if these are not the lengths of its texts."""
+        """Raise an AnalysisError unless ``lengths`` fits the texts."""
         wanted, unit = (len(lengths), "texts") if self.padded else (sum(lengths), "vectors")
         if self.bounds[-1] != wanted:
             others = f" and {len(self.parts) - 1} more" * (len(self.parts) > 1)
@@ -183,7 +182,7 @@ class LayerVectors:
                 )
 
     def refuse_mask(self, rows: Sequence[np.ndarray]) -> None:
-        """Raise an AnalysisError if a mask with these rows is of other vectors."""
+        """Raise an AnalysisError unless the rows of a mask fit the vectors."""
         if not self.padded:
             raise AnalysisError(
                 f"{self.name} has no padding: leave mask= out, or give utterance x token x width"
@@ -202,9 +201,7 @@ class LayerVectors:
                     )
 
     def read(self, texts: Sequence[Text]) -> Tensor:
-        """The vectors of neighbouring texts, utterance x head x token x dim, with zeros after the
-        end of a text.
-        """
+        """The vectors of neighbouring texts, utterance x head x token x dim, padded with zeros."""
         lengths = [text.length for text in texts]
         first = texts[0]
         last = texts[-1]
@@ -228,7 +225,8 @@ class LayerVectors:
         else:
             each = torch.cat(pieces).split(lengths)
         values = wide(pad_sequence(each, batch_first=True))
-        # A sum is ten times as fast as a look at each; that of large numbers may be infinite, too.
+        # A sum is ten times as fast as checking each number; the sum of large ones may be infinite,
+        # too.
         if not values.sum().isfinite():
             self._refuse_infinite(values, texts)
         return values.unsqueeze(1) if values.dim() == 3 else values.transpose(1, 2)
@@ -246,18 +244,17 @@ class LayerVectors:
 
 @dataclass(frozen=True)
 class FolderSpec(ModelSpec):
-    """The folder, for another process that opens it."""
+    """The folder, as another process needs it to open the vectors."""
 
 
 class GivenVectors(Source):
-    """Vectors of which a measurement asks what it asks of a
-    :class:`~analysis_lib.models.LoadedModel`.
+    """Given vectors, as a source of activations in place of a model.
 
     Attributes:
         name: the folder, or ``vectors``.
-        layers: the vectors of each space in each layer, by layer.
-        stored: the lengths of the texts, and the unit that each is a part of, if files hold them.
-        spec: None of what is in memory.
+        layers: the vectors of each space in each layer, in order of layers.
+        stored: the lengths of the texts, and the unit of each text, if files hold them.
+        spec: None for vectors in memory.
     """
 
     kind = "text"
@@ -295,9 +292,7 @@ class GivenVectors(Source):
         self.layers = [LayerVectors(*key, parts[key]) for key in sorted(parts)]
 
     def _in_folder(self, folder: Path) -> Iterator[tuple[str, Part]]:
-        """The arrays of the files, in the order of the numbers in their names, each with its
-        name.
-        """
+        """The arrays of the files with their names, ordered by the numbers in file names."""
         if not folder.is_dir():
             raise AnalysisError(
                 f"there is no folder {folder}: give one of {', '.join(ENDINGS)} files"
@@ -305,7 +300,7 @@ class GivenVectors(Source):
         read = {}
         faults = []
         for path in sorted(folder.iterdir(), key=_natural_order):
-            # What is hidden may be of a measurement under way.
+            # Hidden files may belong to a measurement in progress.
             if path.suffix not in ENDINGS or path.name.startswith("."):
                 continue
             try:
@@ -325,7 +320,7 @@ class GivenVectors(Source):
                 yield array, Part(f"{path} ({array})", opened, lengths)
 
     def _take_descriptions(self, arrays: dict[str, Callable[[], Any]]) -> list[int]:
-        """Take what describes texts out of the arrays of a file; the lengths of the texts in it."""
+        """Remove the arrays that describe texts; returns the lengths of the texts in the file."""
         own = {}
         for name in DESCRIPTIONS:
             if name in arrays:
@@ -333,23 +328,24 @@ class GivenVectors(Source):
         lengths = own.get("lengths", [])
         self.stored["units"] += own.get("units", [])
         if not arrays:
-            # Beside vectors, lengths are of the texts in that file.
+            # Lengths in a file with vectors are those of its texts; otherwise they are of all
+            # texts.
             self.stored["lengths"] += lengths
         return lengths
 
     @property
     def model(self) -> "GivenVectors":
-        """Themselves: a measurement asks for the precision."""
+        """The vectors themselves; a measurement reads their precision."""
         return self
 
     def unsupported(self, items: Sequence[Text], settings: Settings) -> dict[str, str]:
-        """What needs a model, and spaces of which there are no vectors."""
+        """Inputs of metrics that need a model, or spaces without vectors, with the reason."""
         spaces = {vectors.space for vectors in self.layers}
         reason = f"it needs more than the {', '.join(sorted(spaces))} vectors that are given"
         return dict.fromkeys(NEEDS - spaces, reason)
 
     def refuse_unreadable(self, items: Sequence[Text]) -> None:
-        """Nothing: vectors are looked at as they are read."""
+        """Does nothing: vectors are checked as they are read."""
 
     @property
     def dtype(self) -> str:
@@ -358,12 +354,12 @@ class GivenVectors(Source):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """sha256 of each file, by its path in the folder."""
+        """SHA-256 of each file, by its path in the folder."""
         return {name: files.file_hash(path) for name, path in self._paths.items()}
 
     @cached_property
     def revision(self) -> str:
-        """The hash of the files, or of what is in memory."""
+        """The hash of the files, or of the vectors in memory."""
         digest = hashlib.sha256(json.dumps(self.files).encode())
         for vectors in () if self.files else self.layers:
             for part in vectors.parts:
@@ -378,10 +374,10 @@ class GivenVectors(Source):
         lengths: Sequence[int] | np.ndarray | Tensor | None = None,
         mask: Sequence | np.ndarray | Tensor | None = None,
     ) -> list[Text]:
-        """The texts, of these lengths or with this mask, or of the lengths that the vectors tell.
+        """The texts, with the given lengths or mask, or with the lengths known from the vectors.
 
         Raises:
-            AnalysisError: they are not known, or do not add up to the vectors of each layer.
+            AnalysisError: lengths are not known, or do not add up to the vectors of each layer.
         """
         if mask is not None:
             if lengths is not None:
@@ -421,7 +417,7 @@ class GivenVectors(Source):
         return [*map(Text, itertools.count(), itertools.accumulate(lengths, initial=0), lengths)]
 
     def _masked_texts(self, rows: Sequence[np.ndarray]) -> list[Text]:
-        """The texts of padded vectors, each with the indices at which its row of a mask is 1."""
+        """The texts of padded vectors, each with the indices at which its row of the mask is 1."""
         for vectors in self.layers:
             vectors.refuse_mask(rows)
         texts = []
@@ -439,8 +435,9 @@ class GivenVectors(Source):
     def batches(
         self, texts: Sequence[Text], groups: Sequence[int], settings: Settings, reading: Reading
     ) -> Iterator[tuple[Sequence[Text], tuple[int, ...]]]:
-        """Neighbouring texts and their groups, of at most ``tokens_per_batch`` vectors, padding
-        included.
+        """Neighbouring texts and their groups, in batches of at most ``tokens_per_batch`` vectors.
+
+        Padding is included.
         """
         reading.utterances += len(texts)
         start = longest = 0
@@ -453,7 +450,7 @@ class GivenVectors(Source):
         yield texts[start:], tuple(groups[start:])
 
     def check(self, batch: Batch) -> None:
-        """Nothing: no model computes them."""
+        """Does nothing: no model computes the vectors."""
 
     def run(
         self,
@@ -463,9 +460,7 @@ class GivenVectors(Source):
         maps: str = "flatten",
         changes: Changes | None = None,
     ) -> None:
-        """Read a batch; ``receive`` is called with the :class:`Activations` of each layer in
-        turn.
-        """
+        """Read a batch and call ``receive`` with the :class:`Activations` of each layer in turn."""
         texts, groups = batch
         lengths = torch.tensor([text.length for text in texts])
         tokens = unpadded(groups, int(lengths.max()))
@@ -483,8 +478,9 @@ class GivenVectors(Source):
 
 
 def _in_memory(vectors: Mapping | Sequence) -> Iterator[tuple[str, Part]]:
-    """The arrays, each with the name of its layer. Each array of a list is a text, or several with
-    padding.
+    """The arrays, each with the name of its layer.
+
+    Each array of a list is a text, or several texts with padding.
     """
     if not isinstance(vectors, Mapping | Sequence):
         raise AnalysisError(
@@ -503,9 +499,7 @@ def _in_memory(vectors: Mapping | Sequence) -> Iterator[tuple[str, Part]]:
 
 
 def _array(name: str, given: Any) -> Any:
-    """An array of which rows can be read: one that is sparse by its rows, if it has no further
-    axis.
-    """
+    """An array of which rows can be read; a sparse matrix becomes one that is sliced by rows."""
     if isinstance(given, np.ma.MaskedArray):
         raise AnalysisError(
             f"{name} is a masked array: give its data, and which tokens are none as mask="
@@ -517,7 +511,7 @@ def _array(name: str, given: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _sparse_rows(given: Tensor) -> Any:
-    """A sparse tensor as scipy has it, which reads rows of it without the others."""
+    """A sparse tensor as a scipy array, which can read single rows."""
     import scipy.sparse
 
     if given.dim() != 2:
@@ -528,8 +522,9 @@ def _sparse_rows(given: Tensor) -> Any:
 
 
 def _refuse_steps(vectors: Sequence) -> None:
-    """Raise an AnalysisError for the ``hidden_states`` of ``generate``: steps of layers, not layers
-    of texts.
+    """Raise an AnalysisError for the ``hidden_states`` of ``generate``.
+
+    These are steps of layers, not layers of texts.
     """
     shapes = []
     for step in vectors:
@@ -539,7 +534,7 @@ def _refuse_steps(vectors: Sequence) -> None:
         if len(shapes_of_step) != 1:
             return
         shapes += shapes_of_step
-    # Each step after the prompt makes one token.
+    # Each step after the prompt has one token.
     is_token = [len(shape) == 3 and shape[1] == 1 for shape in shapes[1:]]
     if is_token and all(is_token) and len(shapes[0]) == 3:
         raise AnalysisError(
@@ -567,7 +562,7 @@ def _mask_rows(mask: Sequence | np.ndarray | Tensor) -> list[np.ndarray]:
 
 
 def _layer_and_space(name: str, origin: str) -> tuple[int, str]:
-    """The layer and the space of vectors that are called ``layer_3``, ``key_3`` or ``3``."""
+    """The layer and the space of vectors named ``layer_3``, ``key_3`` or ``3``."""
     known = _NAME.fullmatch(name)
     if known is None:
         raise AnalysisError(
@@ -578,13 +573,13 @@ def _layer_and_space(name: str, origin: str) -> tuple[int, str]:
 
 
 def _natural_order(path: Path) -> list[int | str]:
-    """A key that sorts files by the numbers in their names: part 10 comes after part 9."""
+    """A sort key that orders files by the numbers in their names: part 10 comes after part 9."""
     pieces = re.split(r"([0-9]+)", path.stem)
     return [int(piece) if piece.isdecimal() else piece for piece in pieces]
 
 
 def _arrays(path: Path) -> dict[str, Callable[[], Any]]:
-    """By the name of each array of a file, a function that opens it without reading it."""
+    """Functions that open the arrays of a file without reading them, by the name of the array."""
     if path.suffix == ".safetensors":
         with safe_open(path, "pt") as file:
             names = file.keys()

@@ -1,9 +1,9 @@
-"""Attention that does not call transformers' interface, reached by hooks: DeBERTa, MPNet, CANINE,
-CvT, BLOOM and such.
+"""Attention that does not call transformers' interface, captured by hooks: DeBERTa, CANINE, CvT ...
 
 Hooks on the projections see queries, keys and values; a hook on the dropout of the attention
-weights sees the weights. What these models add to q·k is in :func:`_position_terms`. CANINE's local
-attention runs window by window; the windows are captured as one attention over all tokens.
+weights sees the weights. MPNet and BLOOM belong here, too. :func:`_position_terms` computes the
+terms that these models add to q·k. CANINE's local attention runs window by window; the windows are
+captured as one attention over all tokens.
 """
 
 from collections.abc import Iterator
@@ -45,8 +45,9 @@ class HookedAttention:
         _dropout: nn.Module,
         args: tuple,
     ) -> None:
-        """Called with the weights on their way into dropout; the hooks on projections have seen the
-        rest by then.
+        """Capture an attention when its weights enter dropout.
+
+        By then, the hooks on projections have seen queries, keys and values.
         """
         layer = self.layer
         call = self.projections.call
@@ -97,8 +98,10 @@ def _seen(
     arguments: dict[str, object],
     count: int,
 ) -> Tensor:
-    """Which pairs are seen: those to whose score an argument adds little, or which an attribute of
-    the module names.
+    """The pairs that are visible.
+
+    They come from a mask in the arguments of the call, additive with low values at hidden pairs, or
+    else from an attribute of the module.
     """
     mask = arguments.get(name)
     if mask is not None:
@@ -120,7 +123,7 @@ def _position_terms(
         bias = wide(arguments["position_bias"])
         return bias * head_dim**0.5, None
     if arguments.get("alibi") is not None:
-        # So does BLOOM, whose bias of a key is the same for all queries.
+        # BLOOM, too, adds its bias after scaling; it is the same for all queries of a key.
         bias = wide(arguments["alibi"]).view(utterances, heads, 1, -1)
         bias = bias * head_dim**0.5
         return bias.expand(-1, -1, count, -1), None
@@ -138,19 +141,18 @@ def disentangled_terms(
     Float[Tensor, "utterance head token token"] | None,
     Float[Tensor, "utterance head token head_dim"] | None,
 ]:
-    """What relative positions add to the scores q_m · k_n of DeBERTa, before scaling; None for a
-    term that it lacks.
+    """DeBERTa's scores between contents and relative positions, before scaling (He et al. 2021).
 
-    Its disentangled attention has scores between contents and relative positions (He et al. 2021).
+    They are added to q_m · k_n in its disentangled attention.
 
     Args:
         module: the attention module of DeBERTa or DeBERTa-v2.
-        arguments: of its call, by name.
+        arguments: the arguments of its call, by name.
 
     Returns:
         The content-to-position score of each pair, q_m · r^K(m − n); and for each key n, Σ_m r^Q(n
         − m) over the counted queries m: the position-to-content score of a pair is r^Q(n − m) ·
-        k_n.
+        k_n. None for a term that the model lacks.
     """
     count = query.shape[2]
     relative = arguments["relative_pos"]
@@ -171,7 +173,7 @@ def disentangled_terms(
         names = ("pos_proj", "pos_q_proj")
     relative = relative.reshape(-1, count, count)[0].long()
     heads = query.shape[1]
-    # Each of shape head x distance x head_dim, for 2 span distances.
+    # Each has shape head x distance x head_dim, for 2 span distances.
     by_distance = {}
     for kind, name in zip(("c2p", "p2c"), names, strict=True):
         if kind in module.pos_att_type:
@@ -185,8 +187,8 @@ def disentangled_terms(
         scores = query @ by_distance["c2p"].transpose(1, 2)
         position = scores.gather(-1, index)
     if "p2c" in by_distance:
-        # Row n holds the distance at which each query m meets key n: it is enough to count how
-        # often each occurs.
+        # Row n holds the distance at which each query m meets key n: counting how often each
+        # distance occurs is enough.
         index = (-relative + span).clamp(0, 2 * span - 1)
         index = index.expand(len(query), -1, -1)
         counted = tokens.counted.to(query.dtype).unsqueeze(1)
@@ -197,9 +199,7 @@ def disentangled_terms(
 
 
 class Window(NamedTuple):
-    """One run of an attention module, over all tokens or over a window of them: what it received,
-    and its weights.
-    """
+    """Inputs and weights of one run of an attention module, over all tokens or a window of them."""
 
     query: Float[Tensor, "utterance head token head_dim"]
     key: Float[Tensor, "utterance head key head_dim"]
@@ -209,7 +209,7 @@ class Window(NamedTuple):
 
 
 def joined(windows: list[Window]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, keys, values and key inputs of all windows, in the order of their tokens."""
+    """Queries, keys, values and key inputs of all windows, in token order."""
     if len(windows) == 1:
         window = windows[0]
         return window.query, window.key, window.value, window.key_input
@@ -225,7 +225,7 @@ def visibility_of_windows(
     queries: Tokens,
     keys: Tokens,
 ) -> Visibility:
-    """Each query sees the keys of its own window."""
+    """Visibility of windows: each query sees the keys of its own window."""
     if len(windows) == 1:
         return Visibility(queries, keys)
     blocks = []
@@ -238,7 +238,7 @@ def visibility_of_windows(
 
 
 def attention_of_windows(windows: list[Window], visibility: Visibility) -> AttentionWeights:
-    """The attention of all windows, from their weights."""
+    """Attention weights of all windows as one attention."""
     entropies = []
     masses = []
     key_counts = [window.weights.shape[3] for window in windows]

@@ -1,4 +1,4 @@
-"""What goes through a model at once, and the settings that decide how items become batches."""
+"""Batches of utterances, and the settings that decide how items become batches."""
 
 import functools
 import re
@@ -28,7 +28,7 @@ from analysis_lib.models.sounds import Steps
 
 @dataclass(frozen=True)
 class Settings:
-    """What a measurement depends on besides model, corpus and metrics.
+    """Settings of a measurement besides model, corpus and metrics.
 
     Attributes:
         special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always
@@ -36,15 +36,16 @@ class Settings:
         long_texts: ``cut`` reads only the beginning of a text or sound that is longer than the
             model's limit; ``window`` reads all of it, in windows of that length, each an utterance
             of its own.
-        tokens_per_batch: how many tokens go through the model at once, padding included.
-        maps: what a vector of a convolutional network is: ``flatten``, the whole feature map of an
-            image, as in Godey et al. (2024, sec. 3.2), or ``positions``, the features at one
+        tokens_per_batch: the number of tokens in a batch, padding included.
+        maps: what counts as a vector in a convolutional network: ``flatten``, the whole feature map
+            of an image, as in Godey et al. (2024, sec. 3.2), or ``positions``, the features at one
             position of the map.
-        intervention: what is changed on the way: a tuple of :class:`Replace`, made of what
-            ``measure`` takes.
-        tokens: ``all``, or as in ``norm<10x`` those whose hidden vector is shorter than so many
-            times the median norm of its layer, which is that of ``token_norms``, good to 1.1 %.
-            What a layer's attention makes of its input counts if that does. As keys, all take part.
+        intervention: changes inside the model: a tuple of :class:`Replace`, from the argument of
+            ``measure``.
+        tokens: ``all``, or a limit such as ``norm<10x``: only tokens whose hidden vector is shorter
+            than 10 times the median norm of its layer, which is that of ``token_norms``, accurate
+            to 1.1 %. The queries, keys and values of a token count in a layer if the input of that
+            layer does. All tokens take part as keys.
 
     Raises:
         AnalysisError: a value that is not allowed.
@@ -72,24 +73,24 @@ class Settings:
 
     @property
     def norms_below(self) -> float | None:
-        """The multiple of the median norm below which tokens count; None where all do."""
+        """The multiple of the median norm below which tokens count; None if all count."""
         multiple = re.fullmatch(r"norm<([0-9]+\.?[0-9]*|\.[0-9]+)x", self.tokens)
         return float(multiple[1]) if multiple else None
 
 
 @dataclass
 class Reading:
-    """How the items of a corpus were read.
+    """Counts of the items of a corpus as they were read.
 
     Attributes:
         utterances: sequences that went through the model; each window is one.
-        empty: texts of which the tokenizer makes no token; they are left out.
+        empty: texts without a token, which are left out.
         cut: items longer than the model's limit, of which only the beginning was read.
         windowed: items longer than the model's limit that were read in windows.
-        unknown: tokens that stand for what the tokenizer does not know.
+        unknown: tokens that stand for unknown words or characters.
         spelt: special tokens that are spelt out in a text, and are tokens of that text.
         doubled: texts that begin with the token that the tokenizer puts before them anyway.
-        without_text: sounds of which a decoder reads no text, since none is known.
+        without_text: sounds without a text for the decoder.
         halved: parts of the corpus whose batches did not fit the memory, and were made smaller.
     """
 
@@ -104,8 +105,9 @@ class Reading:
     halved: int = 0
 
     def split(self, length: int, limit: int, windows: bool) -> list[slice]:
-        """The parts of an item to read: one if it fits; else its beginning, or every window. The
-        item is counted.
+        """The parts of an item to read: all of it if it fits; else its beginning, or every window.
+
+        The item is counted as cut or windowed.
         """
         parts = [slice(start, start + limit) for start in range(0, max(length, 1), limit)]
         if len(parts) == 1:
@@ -118,10 +120,8 @@ class Reading:
 
 
 def refuse_untaken(loaded: LoadedModel, inputs: Iterable[str]) -> None:
-    """Raise an AnalysisError if what prepares a model's input gives what the model has no argument
-    for.
-    """
-    # What a head does not take is left out of a pass, as by transformers.Trainer.
+    """Raise an AnalysisError if the model has no argument for one of the inputs."""
+    # Like transformers.Trainer, a pass leaves out what a head does not accept.
     taken = parameters_of(loaded.model)
     if takes_all(taken):
         return
@@ -145,11 +145,10 @@ class Batch:
         inputs: the arguments of the model, by name.
         groups: the jackknife group of each utterance.
         special_tokens: see :class:`Settings`.
-        tokens: of a text. The tokens of images and sounds are known only once the model has made
-            them.
-        shifted: the input of an encoder-decoder's decoder: the same text, one token later.
-        lengths: of each sound, in samples.
-        steps: of sounds that a processor has padded to one length, with which sample each vector
+        tokens: the tokens of texts; those of images and sounds are known only inside the model.
+        shifted: the decoder's input in an encoder-decoder: the same text, one token later.
+        lengths: the length of each sound, in samples.
+        steps: for sounds that a processor has padded to one length, the sample where each vector
             begins.
     """
 
@@ -171,10 +170,10 @@ class Batch:
         lengths: Sequence[int] | None = None,
         steps: Steps | None = None,
     ) -> "Batch":
-        """A batch of images or sounds of one shape, by what their processor has made of each.
+        """A batch of images or sounds of one shape, from the outputs of their processor.
 
         Raises:
-            AnalysisError: it has made something that the model does not take.
+            AnalysisError: the model has no argument for one of the outputs.
         """
         inputs = {}
         for name in prepared[0]:
@@ -187,23 +186,24 @@ class Batch:
 
     @property
     def device(self) -> torch.device:
-        """Where the inputs are."""
+        """The device of the inputs."""
         return next(value.device for value in self.inputs.values() if isinstance(value, Tensor))
 
     @cached_property
     def checksum(self) -> int:
-        """A number that stands for the texts; what is drawn at random for them depends on it."""
+        """A number that stands for the texts, as part of the seed of random draws."""
         parts = (value for _, value in sorted(self.inputs.items()) if isinstance(value, Tensor))
         return functools.reduce(lambda sum, p: zlib.crc32(_bytes(p), sum), parts, 0)
 
     def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
-        """The tokens of utterances that all have ``count``; see
-        :func:`~analysis_lib.capture.tokens.unpadded`.
+        """Tokens of utterances that all have ``count`` tokens.
+
+        See :func:`~analysis_lib.capture.tokens.unpadded`.
         """
         return unpadded(self.groups, count, leading, self.special_tokens).on(self.device)
 
     def head(self, utterances: int) -> "Batch":
-        """The first few utterances."""
+        """The first ``utterances`` utterances of the batch."""
         inputs = {n: v[:utterances] if isinstance(v, Tensor) else v for n, v in self.inputs.items()}
         tokens, shifted = (part and part.head(utterances) for part in (self.tokens, self.shifted))
         lengths = None if self.lengths is None else self.lengths[:utterances]

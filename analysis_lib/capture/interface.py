@@ -1,9 +1,8 @@
-"""Attention that calls transformers' interface: the function and the mask registered there, and
-what they capture.
+"""Capture of attention that calls transformers' attention interface.
 
-Every model on transformers' attention interface calls the registered function with queries, keys
-and values after the split into heads and after any rotation. It leaves the computation to whoever
-asked for it with :func:`attended_by`.
+Every model on that interface calls the function registered here with queries, keys and values after
+the split into heads and after any rotation. The function lets the code that called
+:func:`attended_by` compute the output.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -35,10 +34,10 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models.factors import AttentionSeen, OwnAttention
 from analysis_lib.models.parts import Attention
 
-# The name under which the attention function is registered.
+# Name under which the attention function is registered.
 IMPLEMENTATION = "analysis_lib"
-# Computes the output of attention by head from the module, query, key, value, mask, bias and
-# scaling.
+# Function that computes the output of attention by head, from module, query, key, value, mask, bias
+# and scaling.
 Attend = Callable[..., Tensor]
 _under_way: ContextVar[tuple[Collection[nn.Module], Attend | None]] = ContextVar(
     "_under_way", default=((), None)
@@ -47,9 +46,7 @@ _under_way: ContextVar[tuple[Collection[nn.Module], Attend | None]] = ContextVar
 
 @contextmanager
 def attended_by(modules: Collection[nn.Module], attend: Attend) -> Iterator[None]:
-    """Let ``attend`` compute the attention of these modules, if they run with
-    ``IMPLEMENTATION``.
-    """
+    """Let ``attend`` compute the attention of modules that run with ``IMPLEMENTATION``."""
     token = _under_way.set((modules, attend))
     try:
         yield
@@ -62,10 +59,10 @@ class InterfaceAttention:
     """Captures the attention of modules that call the interface.
 
     Attributes:
-        receive: takes what the attentions of ``beside`` have computed.
+        receive: receives the activations of the attentions in ``beside``.
         own: the modules whose attention is measured.
-        beside: those of them that are not the first attention of a block to its own tokens, with
-            the numbers of these layers, and what their stack is called.
+        beside: the modules that are not the first self-attention of a block, with the number of
+            their layer and the name of their stack.
     """
 
     layer: CurrentLayer
@@ -83,7 +80,7 @@ class InterfaceAttention:
         mask: Tensor | None,
         *given: Tensor | float | None,
     ) -> Float[Tensor, "utterance head token value_dim"]:
-        """The output of a module's attention; what is needed of it is captured.
+        """The output of a module's attention; activations that the metrics need are captured.
 
         Args:
             given: the further arguments of :meth:`_captured`.
@@ -111,9 +108,7 @@ class InterfaceAttention:
         return output
 
     def attach(self, module: nn.Module, seen: AttentionSeen) -> Iterator[RemovableHandle]:
-        """Attach the hooks of a module that computes attention by itself; the caller removes the
-        handles.
-        """
+        """Attach the hooks of a module with its own attention; the caller removes the handles."""
 
         def begin(*_: object) -> None:
             seen.begin(lambda attention: self._attend_in_place(module, attention))
@@ -122,14 +117,12 @@ class InterfaceAttention:
         yield module.register_forward_hook(lambda *_: seen.end(), always_call=True)
 
     def _attend_in_place(self, module: nn.Module, attention: OwnAttention) -> Tensor | None:
-        """What takes the place of the output of attention that a module computes by itself, if it
-        is needed.
-        """
+        """The output of attention that a module computes by itself; None to leave it as it is."""
         layer = self.layer
         if not layer.needs & OF_ATTENTION and not layer.changes.reads:
             return None
         if attention.query.shape[2] != layer.activations.tokens.mask.shape[1]:
-            # A part of them, as in a long text that is read by blocks.
+            # Only some of the tokens, as in a long text that is read by blocks.
             return None
         _refuse_masks_of_heads(attention.mask)
         query, scaling = _unscaled(module, attention.query, attention.scaling)
@@ -150,7 +143,7 @@ class InterfaceAttention:
         value: Tensor,
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """What attention receives, after what is changed there."""
+        """Queries, keys, values and mask of attention, after interventions."""
         layer = self.layer
         sides = self.projections.sides
         changed = []
@@ -169,7 +162,7 @@ class InterfaceAttention:
             if mask is None:
                 allowed = torch.ones_like(query[:, :1, :, :1], dtype=torch.bool)
             left = allowed & ~hidden[:, None, None, :]
-            # A query keeps its keys where none would be left.
+            # Do not mask a query's last visible key.
             mask = torch.where(left.any(-1, keepdim=True), left, allowed)
         return (*changed, mask)
 
@@ -190,8 +183,8 @@ class InterfaceAttention:
         dtype = query.dtype
         bias = None if bias is None else wide(bias)
         visibility, mask = layer.visibility(mask, query, key)
-        # As they come, tokens before heads, they suit the fused kernel; heads before tokens, all
-        # else.
+        # The fused kernel is fastest on the given layout (tokens before heads); everything else
+        # wants heads first.
         as_given = wide(query), wide(key), wide(value)
         query, key, value = (values.contiguous() for values in as_given)
         layer.take(query, key, value, call.key_input, visibility)
@@ -242,7 +235,7 @@ def _attention_function(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every attention module."""
+    """The attention function that transformers calls in every attention module."""
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     query, scaling = _unscaled(module, query, scaling)
@@ -263,9 +256,7 @@ def _attention_function(
 
 
 def _unscaled(module: nn.Module, query: Tensor, scaling: float) -> tuple[Tensor, float]:
-    """Queries before scaling, and by what scores are multiplied; Whisper scales its queries
-    beforehand.
-    """
+    """Queries before scaling, and the factor of the scores; Whisper scales queries beforehand."""
     own = getattr(module, "scaling", 1)
     if scaling == 1 != own:
         return query / own, own
@@ -301,9 +292,7 @@ def _unmeasured(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention of capped scores, or with sinks, which the fused kernel does not know, and which is
-    not captured.
-    """
+    """Attention with capped scores or sinks, without capture; the fused kernel has neither."""
     shared_by = query.shape[1] // key.shape[1]
     key, value = (part.repeat_interleave(shared_by, 1) for part in (key, value))
     no_types = query.new_zeros(len(query), 0, key.shape[2])
@@ -316,14 +305,13 @@ def _mask_and_bias(
     mask: Tensor | None,
     bias: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Which pairs are allowed, and what is added to their scores; some models pass both in one
-    tensor.
+    """The visible pairs, and the bias of their scores; some models pass both in one tensor.
 
     Raises:
         AnalysisError: each head has a mask of its own.
     """
     if mask is not None and mask.dtype != torch.bool:
-        # Masked pairs hold the lowest finite number or −∞; BEiT passes its biases in this tensor,
+        # Hidden pairs hold the lowest finite number or −∞; BEiT passes its biases in this tensor,
         # too.
         allowed = mask > torch.finfo(mask.dtype).min / 2
         added = (
@@ -344,13 +332,14 @@ def _refuse_masks_of_heads(mask: Tensor | None) -> None:
 
 
 def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Mask and bias in one tensor, for the fused kernel."""
+    """Mask and bias in one tensor, as the fused kernel takes them."""
     return mask if bias is None else added_to_scores(mask, bias, bias.dtype)
 
 
 def _whole_mask(*args, **kwargs) -> Tensor | None:
-    """transformers' mask for fused attention, always written out: a causal mask left implicit
-    cannot be captured.
+    """transformers' mask for fused attention, always as a tensor.
+
+    Visibility cannot be read from a causal mask that is left implicit.
     """
     return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
 

@@ -1,8 +1,8 @@
-"""Interventions: what is changed on the way through a model, where, for which tokens, and by what.
+"""Interventions: changes of vectors inside a model during its forward pass.
 
-A :class:`Replace` says so and is known by its content. :class:`Changes` is what it comes to in one
-model and corpus: means, deviations and vectors of other texts (gathered by
-``measurement.interventions``), and how they are put in.
+A :class:`Replace` declares where, for which tokens and how, and is known by its content.
+:class:`Changes` applies it in one model and corpus, with means, deviations and vectors of other
+texts that ``measurement.interventions`` gathers.
 """
 
 import zlib
@@ -28,12 +28,12 @@ from analysis_lib.errors import (
 )
 from analysis_lib.models.loaded import TOKEN_TYPES
 
-# Where something can be changed.
+# Sites where vectors can be changed.
 SITES = (
     *("residual", "attention_input", "query_side", "key_side", "value_side"),
     *("query", "key", "value", "weights"),
 )
-# Sites at which one of the three that attention receives is made from a changed input.
+# Sites where only the queries, the keys or the values of a layer are made from a changed input.
 SIDES = {"query_side": "query", "key_side": "key", "value_side": "value"}
 MISFIT = (
     "holds no vector for each token, as in attention by windows, and cannot be changed: give "
@@ -54,32 +54,32 @@ BY = (
 
 @dataclass(frozen=True)
 class Replace:
-    """A change of the vectors of a site: x becomes x + Bᵀ(c' − c), where c = B x is the part that
-    is replaced.
+    """A change of the vectors of a site: x becomes x + Bᵀ(c' − c), where c = B x is replaced by c'.
 
     Attributes:
-        where: ``residual`` (what block l gives, or for layer 0 the first block reads, for all that
-            follows; of a map of features, the vectors at its positions),
-            ``attention_input`` (what the attention of layer l reads), ``key_side`` (the keys of
+        where: ``residual`` (the output of block l, or for layer 0 the input of the first block, and
+            thereby all that follows; in a feature map, the vectors at its positions),
+            ``attention_input`` (the input of the attention of layer l), ``key_side`` (the keys of
             layer l are made from a changed input; queries, values and the residual stream are not;
-            so ``query_side`` and ``value_side``), ``query``, ``key``, ``value`` (as they enter
-            attention, by head), or ``weights`` (the chosen tokens are no keys, and nothing takes
-            their place; a query that would see no key at all sees what it saw).
-        layers: by their numbers in the tables; None for all that have the site.
-        dimensions: B takes these; None for all.
-        directions: B takes the parts along these instead: ``mean`` (of the layer), a number k (its
+            likewise ``query_side`` and ``value_side``), ``query``, ``key``, ``value`` (as they
+            enter attention, by head), or ``weights`` (the chosen tokens are masked as keys, with no
+            replacement; a query that would see no key at all keeps its keys).
+        layers: numbers of layers as in the tables; None for all that have the site.
+        dimensions: B selects these dimensions; None for all.
+        directions: B projects on these directions instead: ``mean`` (of the layer), a number k (its
             first k principal directions), or vectors, of which an orthonormal basis is taken.
         tokens: types of tokens as in ``attention_by_token_type``, where ``first`` is the first of
             each text, whatever its type; None for all.
-        by: what c' is: ``mean`` of c over all tokens of the corpus, ``mean_of_rest`` over those
-            whose types are not among ``tokens``, ``type_mean`` over those of the same type,
-            ``zero``, ``centre`` (c less its mean), ``other`` (c of a token of another text, all of
-            it from one), ``other_of_type`` (of one of the same type), ``noise`` (normal, with the
-            mean and variance of each number of c), or ``nothing``.
-        but: whether everything but c is replaced.
-        of: whose means and vectors: of the ``same`` texts, or of ``others``: the jackknife groups
-            of other parity.
-        seed: of what is drawn.
+        by: the source of c': ``mean`` of c over all tokens of the corpus, ``mean_of_rest`` over
+            those whose types are not among ``tokens``, ``type_mean`` over those of the same type,
+            ``zero``, ``centre`` (c minus its mean), ``other`` (c of a token of another text, all
+            dimensions from the same token), ``other_of_type`` (the same, from a token of the same
+            type), ``noise`` (normal, with the mean and variance of each component of c), or
+            ``nothing``.
+        but: whether to replace everything except c.
+        of: texts that means and vectors come from: the ``same`` texts, or ``others``, the jackknife
+            groups of other parity.
+        seed: the seed of random draws.
     """
 
     where: str
@@ -119,7 +119,7 @@ class Replace:
 
     @property
     def empty(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether this changes nothing."""
         parts = self.dimensions if self.directions is None else self.directions
         nothing = parts is None if self.but else parts == ()
         return nothing or self.by == "nothing" or () in (self.layers, self.tokens)
@@ -148,7 +148,7 @@ def _directions(given: object) -> str | int | tuple[tuple[float, ...], ...] | No
     try:
         vectors = [torch.as_tensor(vector, dtype=torch.float64) for vector in given]
         if vectors and not any(vector.dim() for vector in vectors):
-            # The numbers of a single vector.
+            # The components of a single vector.
             vectors = [torch.stack(vectors)]
         for vector in vectors:
             if vector.dim() != 1 or not vector.isfinite().all() or not vector.any():
@@ -163,12 +163,12 @@ def _directions(given: object) -> str | int | tuple[tuple[float, ...], ...] | No
 
 
 def interventions(given: object) -> tuple[Replace, ...]:
-    """The replacements that are given: one, several in order, or mappings as of a file.
+    """The interventions of a measurement, from one, from a list, or from mappings as in a file.
 
     Those that change nothing are left out.
 
     Raises:
-        AnalysisError: it is none.
+        AnalysisError: an item is not an intervention.
     """
     if given is None:
         return ()
@@ -198,18 +198,19 @@ def _from_mapping(given: Mapping[str, object]) -> Replace:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """What is known of the vectors of one site in one layer: of the even and the odd jackknife
-    groups, and of all.
+    """Statistics of the vectors of one site in one layer.
+
+    Halves are the even jackknife groups, the odd ones, and all of them.
 
     Attributes:
-        counts: how many there are, by half and type of token; the type after the last stands for
+        counts: the number of vectors, by half and type of token; the type after the last stands for
             all.
-        mean: zero where there are none.
-        deviation: of each number, by half.
-        directions: orthonormal ones, by half, if any were asked for.
-        spread: the deviation along each of them, where that is asked for.
-        pools: some vectors, drawn uniformly, and the groups of their texts; for each type, or of
-            all.
+        mean: the mean vector; zero where there is no vector.
+        deviation: the standard deviation of each component, by half.
+        directions: orthonormal directions by half, if requested.
+        spread: the standard deviation along each direction, if requested.
+        pools: some vectors, drawn uniformly, and the groups of their texts; one pool per type, or
+            one for all.
     """
 
     counts: Float[Tensor, "half type"]
@@ -222,14 +223,14 @@ class Gathered:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A :class:`Replace` in one layer, and what it puts there."""
+    """A :class:`Replace` in one layer, with the statistics that it needs."""
 
     replace: Replace
     layer: int
     gathered: Gathered | None = None
 
     def chosen(self, tokens: Tokens) -> Bool[Tensor, "utterance token"]:
-        """The tokens whose vectors are changed."""
+        """True at the tokens whose vectors are changed."""
         if self.replace.tokens is None:
             return tokens.mask
         wanted = [TOKEN_TYPES.index(kind) for kind in self.replace.tokens]
@@ -244,7 +245,7 @@ class Change:
         tokens: Tokens,
         draws: torch.Generator,
     ) -> Tensor:
-        """The changed vectors."""
+        """The vectors after the change."""
         replace = self.replace
         chosen = self.chosen(tokens)
         if not chosen.any():
@@ -269,7 +270,7 @@ class Change:
     def _new(
         self, given: Tensor, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator
     ) -> Tensor:
-        """What would take the place of whole vectors."""
+        """Replacements of whole vectors, before dimensions or directions are selected."""
         replace = self.replace
         gathered = self.gathered
         if replace.by == "zero":
@@ -285,7 +286,7 @@ class Change:
         if replace.by == "noise" and gathered.directions is None:
             means = means + torch.randn(means.shape, generator=draws) * gathered.deviation[half]
         elif replace.by == "noise":
-            # Along each direction, of its own deviation.
+            # Noise along each direction has the deviation of that direction.
             along = gathered.spread[half].expand(-1, means.shape[1], -1, -1)
             along = torch.randn(along.shape, generator=draws) * along
             means = means + torch.einsum("bnhd,bhde->bnhe", along, gathered.directions[half[:, 0]])
@@ -295,7 +296,7 @@ class Change:
     def _others(
         self, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator
     ) -> Tensor:
-        """For each token, a vector of another text."""
+        """A vector of another text for each token."""
         pools = self.gathered.pools
         first, _ = pools[0]
         others = first.new_zeros(*chosen.shape, *first.shape[1:])
@@ -325,18 +326,18 @@ class Change:
 
 
 def fits(values: Tensor, tokens: Tokens) -> bool:
-    """Whether there is one vector for each token, and head."""
+    """Whether ``values`` has one vector for each token, and for each head if there are heads."""
     return values.dim() in (3, 4) and (len(values), values.shape[-2]) == tokens.mask.shape
 
 
 class Changes:
-    """All changes of a pass; what is drawn depends on the seed, the site, the layer and the texts
-    of a batch alone.
+    """All changes of a forward pass.
 
+    Random draws depend only on the seed, the site, the layer and the texts of a batch.
 
     Attributes:
-        limits: by layer, the norm of a hidden vector from which its token does not count; none
-            unless asked for.
+        limits: by layer, the norm of a hidden vector from which on its token does not count; empty
+            unless requested.
     """
 
     def __init__(self, changes: Sequence[Change], limits: Mapping[int, float] | None = None):
@@ -353,20 +354,20 @@ class Changes:
 
     @property
     def reads(self) -> bool:
-        """Whether anything is to be seen or changed at a site."""
+        """Whether a site is read or changed at all."""
         return bool(self)
 
     def apply(
         self, where: str, layer: int, values: Tensor, tokens: Tokens, texts: Callable[[], int]
     ) -> Tensor:
-        """The vectors of a site in a layer, changed.
+        """The vectors of a site in a layer, after all changes.
 
         Args:
             values: utterance x token x width, or utterance x head x token x dim.
-            texts: gives a number that stands for the texts of the batch.
+            texts: returns a number that stands for the texts of the batch.
 
         Raises:
-            AnalysisError: they are not those of the tokens, as in attention by windows.
+            AnalysisError: there is not one vector per token, as in attention by windows.
         """
         for index, change in enumerate(self._at.get((where, layer), ())):
             if not fits(values, tokens):
@@ -377,7 +378,7 @@ class Changes:
         return values
 
     def masked(self, layer: int, keys: Tokens) -> Bool[Tensor, "utterance token"] | None:
-        """The tokens that are no keys in a layer; None if all are."""
+        """True at the tokens that are masked as keys in a layer; None if there are none."""
         changes = self._at.get(("weights", layer), ())
         if not changes:
             return None

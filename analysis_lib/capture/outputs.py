@@ -1,4 +1,4 @@
-"""What a model gives out with what is changed on the way, beside what it gives out without."""
+"""Outputs of a model with an intervention, compared with those without it."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,13 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import with_head
 
-# The share of the tokens that a masked language model predicts, as in Devlin et al. 2019, sec. 3.1.
+# Share of tokens that a masked language model predicts (Devlin et al. 2019, sec. 3.1).
 PREDICTED = 0.15
 
 
 @dataclass(eq=False)
 class Given:
-    """What a model gives out for a batch: its output, and, if asked for, logits, utterance x token
-    x word.
-    """
+    """The output of a model for a batch, and its logits, utterance x token x word, if requested."""
 
     output: dict
     logits: Tensor | None = None
@@ -32,15 +30,14 @@ class Given:
 
 @dataclass(eq=False)
 class Output:
-    """What a model gives out, by token, in comparison with the unchanged pass.
+    """The outputs of a model by token, compared with those of the pass without changes.
 
     Attributes:
-        cosine: of each vector to the unchanged one.
-        loss: −ln p of a token that is predicted: the one that follows, or, of ``masked``, that
-            which was masked.
-        kl: Kullback-Leibler divergence of the prediction from the unchanged one.
+        cosine: the cosine of each vector to the one without changes.
+        loss: −ln p of the predicted token: the next one, or the masked one if ``masked``.
+        kl: Kullback-Leibler divergence of the prediction from the one without changes.
         counted: the tokens that have these numbers.
-        masked: whether this is the pass that reads masked tokens.
+        masked: whether this is the pass over masked tokens.
     """
 
     counted: Mapping[str, Bool[Tensor, "utterance token"]]
@@ -51,7 +48,7 @@ class Output:
 
 
 def ask(loaded: LoadedModel, batch: Batch, objective: str | None) -> Given:
-    """What a model gives out for a batch, through its head where its predictions are asked for."""
+    """The output of a model for a batch, through its head if predictions are requested."""
     if objective is None:
         return Given(loaded.answer(batch.inputs).body)
     output, predictions = loaded.answer(batch.inputs, with_head(loaded, objective))
@@ -61,17 +58,17 @@ def ask(loaded: LoadedModel, batch: Batch, objective: str | None) -> Given:
 def compared(
     given: Given, plain: Given, vectors: Sequence[Tensor], ids: Tensor | None, tokens: Tokens
 ) -> Output:
-    """The output of a pass beside that of the unchanged one.
+    """The output of a pass, compared with that of the pass without changes.
 
     Args:
-        vectors: what both give out, utterance x token x width.
-        ids: of the tokens, of which each text predicts the next.
+        vectors: the output vectors of both passes, utterance x token x width.
+        ids: indices of the tokens, of which each text predicts the next.
     """
     cosine = functional.cosine_similarity(*(wide(part).double() for part in vectors), dim=-1)
     counted = {"cosine": tokens.counted.bool()}
     if given.logits is None:
         return Output(counted, cosine)
-    # The last token is followed by none.
+    # The last token has no next token.
     counted |= dict.fromkeys(("loss", "kl"), functional.pad(tokens.mask[:, 1:], (0, 1)))
     return Output(counted, cosine, *_prediction(given, plain, functional.pad(ids[:, 1:], (0, 1))))
 
@@ -79,7 +76,7 @@ def compared(
 def predicted(
     given: Given, plain: Given, ids: Tensor, masked: Bool[Tensor, "utterance token"]
 ) -> Output:
-    """The predictions of masked tokens, beside those of the unchanged pass."""
+    """Predictions of masked tokens, compared with those of the pass without changes."""
     return Output(
         dict.fromkeys(("loss", "kl"), masked), None, *_prediction(given, plain, ids), masked=True
     )
@@ -89,7 +86,7 @@ def _prediction(
     given: Given, plain: Given, wanted: Int[Tensor, "utterance token"]
 ) -> tuple[Tensor, Tensor]:
     loss, kl = (wanted.new_zeros(wanted.shape, dtype=torch.float64) for _ in range(2))
-    # One text at a time: words are many.
+    # One text at a time, since a vocabulary is large.
     for text, words in enumerate(wanted):
         log = wide(given.logits[text]).log_softmax(-1)
         before = wide(plain.logits[text]).log_softmax(-1)
@@ -99,13 +96,13 @@ def _prediction(
 
 
 def masking(loaded: LoadedModel, batch: Batch) -> tuple[Batch, Bool[Tensor, "utterance token"]]:
-    """The batch with 15 % of the tokens of each text masked, one at least, special ones excepted;
-    and which they are.
+    """The batch with 15 % of the tokens of each text masked, and a mask that marks them.
 
-    They depend on the text alone.
+    At least one token of each text is masked, and no special ones. The choice depends on the text
+    alone.
 
     Raises:
-        AnalysisError: its tokenizer has no mask.
+        AnalysisError: the tokenizer has no mask token.
     """
     mask = getattr(loaded.processor, "mask_token_id", None)
     if mask is None:

@@ -1,9 +1,8 @@
-"""Projections of an attention module: hooks on them, the weights of the keys' projection, and the
-way back through it.
+"""Projections of attention modules: hooks on them, weights of keys, and the way back through them.
 
-Keys reach the attention interface finished. What their projection read, and what they were before a
-norm, are seen by hooks on the projection and the norm; modules that do not call the interface have
-hooks on all their projections.
+Keys reach the attention interface after all steps. Hooks on the projection see its input, and hooks
+on the norm see keys before it. Modules that do not call the interface have hooks on all their
+projections.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,28 +33,27 @@ from analysis_lib.models.devices import in_place, unpacked
 from analysis_lib.models.keys import rotated, split_keys
 from analysis_lib.models.parts import Attention
 
-# Of these, weight and bias are all there is.
+# Modules that compute exactly y = W x + b.
 PLAIN = (nn.Linear, Conv1D)
-# The length of the vectors by which another projection is asked for its weights; a power of two
-# costs no digit.
+# Length of the vectors that probe other projections for their weights; a power of two is exact.
 UNIT = 256.0
 
 
 class NotLinear(AnalysisError):
-    """Keys that are no linear function of what they are made from."""
+    """Keys that are not a linear function of their input."""
 
 
 @dataclass(eq=False)
 class AttentionCall:
-    """What the hooks have seen of one call of an attention module.
+    """Inputs and outputs that the hooks have seen in one call of an attention module.
 
     Attributes:
         arguments: the arguments of the call, by name.
         projected: the output of the projection of ``query``, ``key`` and ``value``, where there is
             a hook on it.
-        key_input: what the projection of keys read, x_n.
-        normalised: what a norm of the keys read, and what it gave, where one follows.
-        latent: what the norm of latent keys read, and what the projection after it read.
+        key_input: the input of the projection of keys, x_n.
+        normalised: the input and the output of the norm of keys, if there is one.
+        latent: the input of the norm of latent keys, and that of the projection after it.
     """
 
     arguments: dict[str, object] = field(default_factory=dict)
@@ -66,12 +64,11 @@ class AttentionCall:
 
 
 class ProjectionHooks:
-    """Hooks on attention modules and their projections; ``call`` is the latest call that they have
-    seen.
+    """Hooks on attention modules and their projections.
 
-    Where queries, keys or values are to be made from a changed input, the module runs on that
-    first; of what it then gives to the attention interface, ``sides`` keeps what will take the
-    place of its own.
+    ``call`` is the latest call that they have seen. Where only queries, keys or values are to be
+    made from a changed input, the module first runs on that input; ``sides`` keeps the query, key
+    or value that it passes to the attention interface, to replace the original one in the main run.
     """
 
     def __init__(self, layer: CurrentLayer) -> None:
@@ -86,14 +83,14 @@ class ProjectionHooks:
         """Attach the hooks of an attention module; the caller removes the handles.
 
         Args:
-            changing: whether what is changed in the layer is changed here.
+            changing: whether the interventions of the layer apply to this module.
         """
         yield module.register_forward_pre_hook(
             partial(self._begin, spec, changing), with_kwargs=True
         )
         if spec.key is None:
             return
-        # Before and after all that others have hung on it.
+        # Before and after all other hooks of the module.
         yield module.get_submodule(spec.key).register_forward_pre_hook(
             partial(self._read, spec), prepend=True
         )
@@ -133,14 +130,14 @@ class ProjectionHooks:
                     args, kwargs, layer.changed(side, first_of_call(args, kwargs))
                 )
                 self.call = AttentionCall(arguments_of(module, *other))
-                # Past the hooks on the module; those on its projections see it.
+                # ``forward`` bypasses the hooks of the module, not those of its projections.
                 module.forward(*other[0], **other[1])
         self.gathering = None
         self.call = AttentionCall(arguments_of(module, args, kwargs))
         return changed
 
     def _read(self, spec: Attention, module: nn.Module, args: tuple) -> tuple | None:
-        # Only the first time: DeBERTa may project its relative positions with the same weights.
+        # Only the first call: DeBERTa may project its relative positions with the same weights.
         if "key" in self.call.projected:
             return None
         changed = self._side("key_side", module, args) if spec.hooked and not spec.fused else None
@@ -148,7 +145,7 @@ class ProjectionHooks:
         return changed
 
     def _side(self, side: str, _module: nn.Module, args: tuple) -> tuple | None:
-        # The first time, as for keys.
+        # Only the first call, as for keys.
         new = SIDES[side] not in self.call.projected
         if new and (side, self.layer.activations.layer) in self.layer.changes:
             return (self.layer.changed(side, args[0]), *args[1:])
@@ -157,7 +154,7 @@ class ProjectionHooks:
     def _project(
         self, space: str, _module: nn.Module, _args: tuple, output: Tensor | tuple
     ) -> None:
-        # I-BERT's give the scale of their quantised numbers, too.
+        # I-BERT's projections also return the scale of their quantised numbers.
         self.call.projected.setdefault(space, wide(first_vectors(output)))
 
     def _normalise(self, _norm: nn.Module, args: tuple, output: Tensor) -> None:
@@ -178,12 +175,12 @@ def key_projection(
     """W_K and b_K (or None) of each head of keys: k = W_K x + b_K, before any norm or rotation.
 
     Args:
-        projection: what gives the keys.
-        fused: how it holds those of the heads, see :class:`~analysis_lib.models.parts.Attention`.
-        heads: of queries.
-        key_heads: of keys.
-        inputs: what it has read, for one that only its outputs tell.
-        outputs: what it gave.
+        projection: the projection of keys.
+        fused: how it holds the heads of keys, see :class:`~analysis_lib.models.parts.Attention`.
+        heads: the number of heads of queries.
+        key_heads: the number of heads of keys.
+        inputs: an input of the projection, for one whose weights only its outputs reveal.
+        outputs: the output for ``inputs``.
     """
     if is_plain(projection):
         weight, bias = _weights(projection)
@@ -194,9 +191,7 @@ def key_projection(
 
 
 def is_plain(projection: nn.Module) -> bool:
-    """Whether weight and bias alone decide what a projection gives, and no adapter, hook or
-    quantised layer.
-    """
+    """Whether a projection is its weight and bias alone, without adapter, hook or quantisation."""
     hooks = (*projection._forward_hooks.values(), *projection._forward_pre_hooks.values())
     owners = (getattr(getattr(hook, "func", hook), "__self__", None) for hook in hooks)
     replaced = "forward" in vars(projection) and not hasattr(projection, "_hf_hook")
@@ -216,28 +211,28 @@ def _weights(
 def _applied(
     projection: nn.Module, inputs: Tensor, outputs: Tensor
 ) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
-    """W and b (or None) of y = W x + b.
+    """W and b (or None) of y = W x + b, from the outputs of a projection.
 
-    The columns of W are the outputs of unit vectors less that of zero, b.
+    b is the output for zero; the columns of W are the outputs for unit vectors, minus b.
 
     Raises:
-        NotLinear: what it gave is not W x + b.
+        NotLinear: ``outputs`` is not W x + b.
     """
 
     def error(weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Of what W and b make of the inputs; as a share of the largest output."""
+        """Largest deviation of W x + b from the outputs, as a share of the largest output."""
         made = wide(inputs) @ wide(weight).T
         if bias is not None:
             made = made + wide(bias)
         return (made - outputs).abs().max() / outputs.abs().max()
 
     within = torch.finfo(inputs.dtype).eps ** 0.5
-    # Hooks that only look on are not disturbed.
+    # Hooks that change nothing leave the weights valid.
     if type(projection) in PLAIN and error(*(own := _weights(projection))) <= within:
         return own
     width = inputs.shape[-1]
     units = inputs.new_zeros(1, width + 1, width)
-    # Long ones: the answer to zero may be larger than what a unit adds to it.
+    # Long probes, because b may be larger than the effect of a unit vector.
     units[0, 1:].fill_diagonal_(UNIT)
     try:
         answers = wide(first_vectors(projection(units)))[0]
@@ -251,7 +246,7 @@ def _applied(
     bias, columns = answers.split([1, width])
     weight = (columns - bias).T / UNIT
     bias = bias[0]
-    # NaN is refused where it is summed.
+    # A NaN passes here; the sums refuse it later.
     if (share := error(weight, bias)) > within:
         raise NotLinear(
             f"its keys come from a {type(projection).__name__} that is not linear (by {share:.1e} "
@@ -263,13 +258,11 @@ def _applied(
 def projected_by_head(
     module: nn.Module, spec: Attention, projected: dict[str, Tensor], heads: int
 ) -> tuple[Float[Tensor, "utterance head token head_dim"], ...]:
-    """Queries, keys and values of a module with hooks on its projections, from the outputs of
-    these.
-    """
+    """Queries, keys and values by head, from the outputs of the hooked projections."""
     if spec.fused:
         sizes, axis = ((heads, 3, -1), -2) if spec.fused == "by_head" else ((3, heads, -1), -3)
         parts = [*projected["key"].unflatten(-1, sizes).unbind(axis)]
-        # DeBERTa adds biases to queries and values after its one projection, and has none for keys.
+        # DeBERTa adds biases to queries and values after its fused projection, and none to keys.
         for part, name in ((0, "q_bias"), (2, "v_bias")):
             if hasattr(module, name):
                 parts[part] = parts[part] + getattr(module, name).view(heads, -1)
@@ -289,15 +282,13 @@ def score_sums(
     position: Tensor | None,
     position_query: Tensor | None = None,
 ) -> ScoreSums:
-    """The sums of scores of a module, which may share each head of keys between several heads of
-    queries.
-    """
+    """The sums of scores of a module; several heads of queries may share a head of keys."""
     heads = query.shape[1]
     of_keys = key_heads // spec.tiled
     keys = visibility.keys.mask.shape[1]
     seen = call.key_input, call.projected["key"]
     weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, heads, of_keys, *seen)
-    # The head of keys that each head of queries meets.
+    # Index of the head of keys that belongs to each head of queries.
     meets = torch.arange(heads, device=query.device) // (heads // key_heads) % of_keys
     weight = weight.index_select(0, meets)
     if bias is not None:
@@ -314,8 +305,8 @@ def score_sums(
     if is_affine and bias is not None:
         projected = projected + bias.unsqueeze(1)
         bias = None
-    # Tᵀ is the transpose of the derivative of T, and where T_n adds something, too, its value at
-    # b_K is the part of a key that does not depend on x_n.
+    # Tᵀ is the transpose of the derivative of T. If T_n is affine, its value at b_K is the part of
+    # a key that does not depend on x_n.
     made, back = torch.func.vjp(_chain(module, spec, call, norm, query), projected)
     offset = made if is_affine and made.any() else None
     return ScoreSums(
@@ -332,14 +323,18 @@ def score_sums(
 
 
 def _scale(norm: nn.Module, read: Tensor, gave: Tensor, centred: bool = False) -> list[Tensor]:
-    """By what a norm multiplies each number, its gains over a size that is taken as a constant;
-    then what it adds.
+    """Factors by which a norm multiplies each component: its gains over a size held constant.
+
+    If the norm is centred, the shift that it adds comes second.
 
     Args:
-        centred: whether it takes the mean off first, and adds something last.
+        norm: the norm.
+        read: its input.
+        gave: its output.
+        centred: whether it subtracts the mean first, and adds a shift last.
     """
-    # Past the hooks. It answers to a long vector of equal numbers with its gains; if it is centred,
-    # of equal sizes.
+    # ``forward`` bypasses hooks. The output for a long vector of equal components is the gains; a
+    # centred norm needs components of alternating sign.
     long = torch.full_like(read[:1, :1], UNIT)
     read = wide(read)
     gave = wide(gave)
@@ -352,7 +347,7 @@ def _scale(norm: nn.Module, read: Tensor, gave: Tensor, centred: bool = False) -
         (wide(norm.forward(long)) - shift) * long.sign() if centred else wide(norm.forward(long))
     )
     inverse = torch.where(gains != 0, gains.reciprocal(), 0)
-    # Of whole vectors, which rounding in half precision changes less than their numbers.
+    # Norms of whole vectors, which rounding in half precision changes less than single components.
     sizes = (
         torch.linalg.vector_norm(part, dim=-1, keepdim=True)
         for part in (read * (gains != 0), gave * inverse)
@@ -365,11 +360,13 @@ def _scale(norm: nn.Module, read: Tensor, gave: Tensor, centred: bool = False) -
 def _norm_of_keys(
     module: nn.Module, spec: Attention, call: AttentionCall, sizes: tuple[int, int, int]
 ) -> list[Tensor]:
-    """What :func:`_scale` has of the norm of keys, utterance x head x key x head_dim.
+    """The factors of :func:`_scale` for the norm of keys, utterance x head x key x head_dim.
+
+    A centred norm has its shift as well.
 
     Args:
-        sizes: how many utterances, keys and heads of keys there are; some norms read the keys of
-            all texts in one row.
+        sizes: the numbers of utterances, keys and heads of keys; some norms read the keys of all
+            texts in one row.
     """
     parts = _scale(module.get_submodule(spec.key_norm), *call.normalised, spec.centred)
     if spec.heads_first:
@@ -382,7 +379,7 @@ def _chain(
 ) -> Callable[
     [Float[Tensor, "utterance head key width"]], Float[Tensor, "utterance head key head_dim"]
 ]:
-    """T_n of :class:`ScoreSums`, from what the projection of keys gives."""
+    """T_n of :class:`ScoreSums`, as a function of the output of the projection of keys."""
     angles = angles_of(call.arguments)
     heads = query.shape[1]
     rank = 0

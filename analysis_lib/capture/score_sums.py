@@ -1,6 +1,4 @@
-"""What attention scores are made of: the contribution C_j of each dimension, and the terms beside
-it.
-"""
+"""Sums of attention scores: the contribution C_j of each dimension, and the other terms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +18,12 @@ BackThroughKey = Callable[
 
 @dataclass(eq=False)
 class ScoreSums:
-    r"""The scores q·k of a layer before scaling, summed over pairs of a query and a key that it
-    sees.
+    r"""Scores q·k of a layer before scaling, summed over pairs of a query and a key that it sees.
 
-    A key is k_n = T_n (W_K x_n + b_K), where x_n is the attention input and T_n is what happens to
-    a key after its projection: nothing in BERT (the identity); a rotation by the key's position in
-    rotary models, preceded by the division by its norm where keys are normalised; in latent
-    attention, a second projection. A score is thus linear in x_n,
+    A key is k_n = T_n (W_K x_n + b_K), where x_n is the attention input and T_n stands for the
+    steps after the projection: the identity in BERT; a rotation by the key's position in rotary
+    models, preceded by the division by its norm where keys are normalised; in latent attention, a
+    second projection. A score is thus linear in x_n,
 
         q_m · k_n = (T_nᵀ q_m) · (W_K x_n + b_K),
 
@@ -34,32 +31,31 @@ class ScoreSums:
 
         C_j = (T_nᵀ q_m) · (W_K)_j x_nj, with (W_K)_j the column j of W_K.
 
-    T_n does not depend on the query, so the sum over pairs needs none of them. With g_n = T_nᵀ Σ_m
-    q_m,
+    T_n does not depend on the query, so no pair needs to be formed. With g_n = T_nᵀ Σ_m q_m,
 
         Σ_m Σ_n C_j = Σ_n (W_Kᵀ g_n)_j x_nj.
 
-    Where g_n is the same for all keys of an utterance, Σ_n x_n suffices. Over the utterances of a
-    run, at most as many as a batch has, sums run in the model's precision, as those over tokens do.
+    Where g_n is the same for all keys of an utterance, Σ_n x_n suffices. Sums over the utterances
+    of a run (at most one batch) and over tokens are in the model's precision.
 
-    The norm of a normalised key is taken as a constant, so that the C_j add up to the score less
-    the part of b_K. DeBERTa's position-to-content scores depend on x_n as well: there r_mn joins
-    T_nᵀ q_m.
+    The norm of a normalised key is treated as a constant, so that the C_j add up to the score minus
+    the part of b_K. DeBERTa's position-to-content scores depend on x_n as well: r_mn is added to
+    T_nᵀ q_m there.
 
     Attributes:
         query: q, after bias, rotation and normalisation.
-        inputs: x_n, as vectors of one head.
-        weight: W_K of each head, which makes as many numbers as a key has but in latent attention;
+        inputs: x_n, as vectors with one head.
+        weight: W_K of each head. Its output has the size of a key, except in latent attention;
             grouped heads share theirs.
         bias: b_K of each head, or None.
         visibility: which queries see which keys.
-        back: applies T_nᵀ to one vector per key; None for the identity.
-        position: what is added to the score of each pair and does not depend on the key's input: a
-            relative position bias, or DeBERTa's content-to-position score.
+        back: a function that applies T_nᵀ to one vector per key; None for the identity.
+        position: the term added to the score of each pair that does not depend on the key's input:
+            a relative position bias, or DeBERTa's content-to-position score.
         position_query: for each key, Σ_m r_mn over the queries m that see it, where r_mn · (W_K
             x_n) is added to the score: DeBERTa's position-to-content score.
-        offset: where T_n adds something, too, as a LayerNorm of keys does, what it makes of b_K,
-            which is None then.
+        offset: T_n applied to b_K if T_n is affine, as with a LayerNorm of keys; ``bias`` is None
+            then.
     """
 
     query: Float[Tensor, "utterance head token head_dim"]
@@ -74,15 +70,16 @@ class ScoreSums:
 
     @cached_property
     def _asked(self) -> Float[Tensor, "utterance head #key head_dim"]:
-        """Σ_m q_m over the counted queries that see key n."""
+        """Σ_m q_m over the counted queries m that see key n."""
         return self.visibility.over_queries(
             self.query * self.visibility.queries.counted[:, None, :, None]
         )
 
     @cached_property
     def gradient(self) -> Float[Tensor, "utterance head #key made"]:
-        """∂(Σ scores)/∂(W_K x_n + b_K): Σ_m (T_nᵀ q_m + r_mn) over the counted queries m that see
-        key n.
+        """∂(Σ scores)/∂(W_K x_n + b_K), the gradient of the summed scores.
+
+        It is Σ_m (T_nᵀ q_m + r_mn) over the counted queries m that see key n.
 
         The key axis has length 1 if the sum is the same for all keys.
         """
@@ -91,17 +88,15 @@ class ScoreSums:
 
     @cached_property
     def contributions(self) -> Float[Tensor, "run head kind width"]:
-        """Σ C_j over pairs, by each type that keys have: what each dimension of x_n adds to the
-        scores.
-        """
+        """Σ C_j over pairs, by each type of key that occurs."""
         tokens = self.visibility.keys
         if self.gradient.shape[2] == 1:
             # Every key of an utterance meets the same gradient, so the sums of the inputs suffice.
             gradient = torch.einsum("bhne,hed->bhnd", self.gradient, self.weight)
             parts = zip(tokens.split(gradient), tokens.split(self.inputs.kind_sums), strict=True)
             return torch.stack([(part * sums).sum(0) for part, sums in parts])
-        # Head by head: the C_j of all heads, of each key, would take as many times the memory of
-        # the inputs.
+        # Head by head: the C_j of all heads and keys at once would multiply the memory of the
+        # inputs by the number of heads.
         inputs = self.inputs.values.flatten(0, 2)
         by_head = zip(self.gradient.unbind(1), self.weight, strict=True)
         parts = [
@@ -147,7 +142,7 @@ class ScoreSums:
     def by_type(
         self, values: Float[Tensor, "utterance head #key dim"]
     ) -> Float[Tensor, "run head type dim"]:
-        """Values of the keys, summed by type."""
+        """Values of the keys, summed by run and by type of key."""
         keys = self.visibility.keys
         return keys.of_types(self._by_run(keys.kind_masks.to(values.dtype).unsqueeze(1) @ values))
 

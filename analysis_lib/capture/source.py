@@ -1,4 +1,4 @@
-"""What a measurement reads: a model, or vectors that are given."""
+"""Sources of activations: a model, or given vectors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,18 +22,18 @@ from analysis_lib.errors import AnalysisError, refuse_all
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.parts import Layout
 
-# All that a metric can need, and of it what there is without attention.
+# All inputs that a metric can need.
 NEEDS = frozenset({*SPACES, WEIGHTS, BLOCKS, SCORES, OUTPUT, LOSS, MASKED})
-# The weights of a large model, in bytes, whose operations occupy all threads.
+# Size of weights in bytes from which on the operations of a model occupy all threads.
 LARGE = 2**30
 WITHOUT_ATTENTION = frozenset({"hidden", "final", OUTPUT, LOSS, MASKED})
 
 
 class Source(ABC):
-    """A reader of items, which hands on the activations of each layer.
+    """A source of activations, which reads items and passes on the activations of each layer.
 
     Attributes:
-        model: what is read: the model, or the vectors themselves.
+        model: the model, or the vectors themselves.
         runs_side_by_side: whether several threads, each with a :meth:`replica`, use the cores
             better than one batch.
     """
@@ -43,7 +43,10 @@ class Source(ABC):
 
     @abstractmethod
     def unsupported(self, items: Sequence, settings: Settings) -> dict[str, str]:
-        """What metrics may need and this cannot give, and why; a few of the items tell it."""
+        """Inputs of metrics that this source cannot provide, with the reason.
+
+        A few of the items may be read to find out.
+        """
 
     @abstractmethod
     def refuse_unreadable(self, items: Sequence) -> None:
@@ -53,7 +56,7 @@ class Source(ABC):
     def batches(
         self, items: Sequence, groups: Sequence[int], settings: Settings, reading: Reading
     ) -> Iterator[Batch]:
-        """The items as batches, with the jackknife group of each; ``reading`` counts them."""
+        """The items as batches with their jackknife groups; ``reading`` counts the items."""
 
     @abstractmethod
     def run(
@@ -64,30 +67,30 @@ class Source(ABC):
         maps: str = "flatten",
         changes: Changes | None = None,
     ) -> None:
-        """Read a batch: ``receive`` is called with the activations of each layer in turn."""
+        """Read a batch and call ``receive`` with the activations of each layer in turn."""
 
     @abstractmethod
     def check(self, batch: Batch) -> None:
-        """Raise an AnalysisError if what is captured of a batch is not what the model computes."""
+        """Raise an AnalysisError if captured activations are not those the model computes."""
 
     def replica(self) -> "Source":
-        """One that another thread reads, on the same weights."""
+        """A copy for another thread, on the same weights."""
         return self
 
 
 class ModelSource(Source):
-    """A model, which computes the activations."""
+    """A model, which computes its activations."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
 
     @property
     def runs_side_by_side(self) -> bool:
-        """Whether a small model on a CPU that nobody else holds.
+        """Whether the model is small, on a CPU, and not held by the user's program.
 
-        Its many small operations wait for one another between any two, if threads share them. Hooks
-        of a model that a program holds may be anybody's, and a model on several devices moves its
-        weights.
+        If threads share its many small operations, they wait for one another after each. A user's
+        own model may carry hooks, and a model on several devices moves its weights: both run in one
+        thread.
         """
         spec = self.model.spec
         if self.model.device.type != "cpu" or spec is None or spec.device_map:
@@ -132,7 +135,7 @@ class ModelSource(Source):
 
 
 def unsupported_by(layout: Layout) -> dict[str, str]:
-    """What metrics may need and an architecture has not, and why."""
+    """Inputs of metrics that an architecture does not have, with the reason."""
     if layout.has_attention:
         return {}
     reason = "its attention is not captured" if layout.uncaptured else "it has no attention"
@@ -140,5 +143,5 @@ def unsupported_by(layout: Layout) -> dict[str, str]:
 
 
 def as_source(model: "LoadedModel | Source") -> Source:
-    """A model as a source; vectors that are given are one."""
+    """The source itself if it is one (given vectors), or a model as a source."""
     return model if isinstance(model, Source) else ModelSource(model)

@@ -1,8 +1,8 @@
-"""What the vectors of a stack stand for, and the feature maps of convolutional networks as vectors.
+"""Tokens behind the vectors of a stack, and the feature maps of convolutional networks as vectors.
 
 A feature map is a hidden state of shape image x channel x height x width. CvT's blocks have
-attention: theirs is a sequence of the positions of the map, preceded by a class token in the last
-stage, and their further arguments are its height and width.
+attention: their vectors are a sequence of the positions of the map, preceded by a class token in
+the last stage, and their further arguments are its height and width.
 """
 
 from jaxtyping import Float
@@ -19,12 +19,11 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
 
     Args:
         rule: ``parts.Stack.tokens``.
-        count: how many tokens there are.
+        count: the number of tokens.
         args: the positional arguments of the stack's block.
 
     Raises:
-        AnalysisError: an image or sound was padded, and which tokens stand for padding is not
-            known.
+        AnalysisError: an image or sound was padded, and the tokens of the padding are not known.
     """
     if rule in ("text", "shifted"):
         return batch.tokens if rule == "text" else batch.shifted
@@ -36,15 +35,14 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
         "molecules": ["cls"],
     }
     if batch.steps is not None:
-        # As AST has them.
+        # The leading tokens of AST.
         leading["frames"] = ["cls"] * batch.steps.leading
     tokens = batch.unpadded(count, leading.get(rule, ()))
     if rule == "patches" and (trailing := getattr(loaded.model.config, "num_detection_tokens", 0)):
-        # YOLOS finds objects by them.
+        # The tokens with which YOLOS detects objects.
         tokens.types[:, -trailing:] = TOKEN_TYPES.index("detection")
     if rule == "blocks" and args[1] is not None:
-        # MANTa's encoder reads as many blocks as it finds in a text: its attention mask says how
-        # many.
+        # The number of blocks of MANTa's encoder depends on the text: the attention mask holds it.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)
     for name, mask in batch.inputs.items():
         if rule in ("patches", "frames") and "mask" in name and not mask.all():
@@ -60,20 +58,23 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
 
 
 def class_tokens(hidden: Tensor, args: tuple) -> int:
-    """How many class tokens precede the positions of a map; ``args`` are the positional arguments
-    of the block.
+    """Number of class tokens before the positions of a map.
+
+    Args:
+        args: the positional arguments of the block.
     """
     return hidden.shape[1] - args[1] * args[2] if hidden.dim() == 3 else 0
 
 
 def token_count(hidden: Tensor) -> int:
-    """How many tokens the attention over a map reads: its positions and its class tokens."""
+    """Number of tokens in the attention over a map: its positions and its class tokens."""
     return hidden.shape[1] if hidden.dim() == 3 else hidden[0, 0].numel()
 
 
 def map_vectors(hidden: Tensor, args: tuple, maps: str) -> Float[Tensor, "image vector width"]:
-    """The vectors of a map without its class tokens: with ``positions`` one per position, with
-    ``flatten`` one.
+    """The vectors of a map without its class tokens.
+
+    With ``positions`` there is one per position, with ``flatten`` a single one.
     """
     is_sequence = hidden.dim() == 3
     positions = (

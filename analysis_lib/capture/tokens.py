@@ -1,4 +1,4 @@
-"""What the vectors of a layer stand for, and which of them a query may see."""
+"""Tokens behind the vectors of a layer, and the keys that each query may see."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -12,26 +12,26 @@ from torch.nn import functional
 
 from analysis_lib.models import TOKEN_TYPES
 
-# The leading entries of TOKEN_TYPES.
+# The first entries of TOKEN_TYPES.
 SPECIAL_TYPES = ("cls", "sep", "register", "detection")
 
 
 class Owners:
-    """The jackknife groups that the entries of a tensor's first axis belong to."""
+    """Jackknife groups of the entries of a tensor's first axis."""
 
     def __init__(self, groups: Iterable[int]):
         self.groups = tuple(groups)
-        # By the groups of the sums: the place of the sum that each entry joins; on a GPU, its
-        # :func:`_membership`.
+        # Cached by the groups of the sums: for each entry, the index of the sum it joins; on a GPU,
+        # its :func:`_membership`.
         self._joins: dict[tuple[int, ...], Tensor] = {}
 
     @cached_property
     def distinct(self) -> tuple[int, ...]:
-        """The groups that occur, in order."""
+        """The groups that occur, without repetition and in order."""
         return tuple(sorted(set(self.groups)))
 
     def not_in(self, groups: tuple[int, ...]) -> tuple[int, ...]:
-        """The groups that occur and are not among these."""
+        """The groups that occur and are not in ``groups``."""
         return (
             ()
             if groups in self._joins
@@ -44,7 +44,7 @@ class Owners:
         """Add each entry of ``values`` to the sum of its group, in the precision of the sums.
 
         Args:
-            sums: one for each of ``groups``, among which are those of all entries.
+            sums: one sum for each of ``groups``, which must contain the groups of all entries.
         """
         on_cpu = sums.device.type == "cpu"
         values = values.to(sums.dtype)
@@ -60,13 +60,14 @@ class Owners:
 def _membership(
     places: Int[Tensor, " entry"], sums: Float[Tensor, "group *rest"]
 ) -> Float[Tensor, "group entry"]:
-    """1 where an entry is to join a sum, else 0."""
+    """where an entry joins a sum, else 0."""
     return functional.one_hot(places, len(sums)).T.to(sums.device, sums.dtype)
 
 
 def _add_in_order(sums: Tensor, members: Float[Tensor, "group entry"], values: Tensor) -> None:
-    """Like ``index_add_``, which adds in any order on a GPU, so that no two runs would have the
-    same bytes.
+    """Add each entry to the sum of its group, always in the same order.
+
+    On a GPU, ``index_add_`` adds in any order, so that two runs would differ in their last digits.
     """
     sums.view(len(sums), -1).addmm_(members, values.reshape(len(values), -1))
 
@@ -75,8 +76,8 @@ def _add_in_order(sums: Tensor, members: Float[Tensor, "group entry"], values: T
 class Tokens:
     """The tokens of each utterance of a batch.
 
-    A token counts if its vectors and queries enter the tables. As a key, every token but padding
-    takes part.
+    A token counts if its vectors and queries enter the tables. Every token except padding is a key,
+    whether it counts or not.
 
     Attributes:
         mask: True at a token, False at padding.
@@ -85,7 +86,7 @@ class Tokens:
         special_tokens: whether tokens of ``SPECIAL_TYPES`` count.
         silent: True at tokens that the model attends to but that are not part of the item, such as
             the silence that Whisper appends to a short sound; these do not count.
-        long: of these, tokens whose vectors are longer than a measurement counts; see
+        long: True at tokens that do not count because their vectors are too long; see
             :meth:`shorter_than`.
         ids: what the model reads of each token, of a word of characters those of its characters;
             None for tokens that have none, such as patches; meaningless at padding.
@@ -101,9 +102,7 @@ class Tokens:
     _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
 
     def on(self, device: torch.device) -> "Tokens":
-        """The same tokens on a device, such as one that holds a part of the model; copied to each
-        device once.
-        """
+        """The same tokens on another device; copied to each device once."""
         if device == self.mask.device:
             return self
         if device not in self._elsewhere:
@@ -115,14 +114,15 @@ class Tokens:
 
     @cached_property
     def type_masks(self) -> Float[Tensor, "utterance type token"]:
-        """1 where a token has a type, else 0; 0 for every type at padding."""
+        """where a token has a type, else 0; 0 at padding for every type."""
         masks = functional.one_hot(self.types.long(), len(TOKEN_TYPES)) * self.mask.unsqueeze(-1)
         return masks.transpose(1, 2).to(torch.get_default_dtype())
 
     @cached_property
     def kinds(self) -> list[int]:
-        """The places in ``TOKEN_TYPES`` of types that occur; on a GPU of all, since it would have
-        to be waited for.
+        """Indices in ``TOKEN_TYPES`` of the types that occur.
+
+        On a GPU these are all types, since finding those that occur would need a synchronisation.
         """
         if self.mask.device.type != "cpu":
             return [*range(len(TOKEN_TYPES))]
@@ -130,7 +130,7 @@ class Tokens:
 
     @cached_property
     def kind_masks(self) -> Float[Tensor, "utterance kind token"]:
-        """``type_masks`` of the types that occur."""
+        """Rows of ``type_masks`` for the types that occur."""
         return (
             self.type_masks
             if len(self.kinds) == len(TOKEN_TYPES)
@@ -139,8 +139,9 @@ class Tokens:
 
     @cached_property
     def _bags(self) -> tuple[Int[Tensor, " place"], Int[Tensor, " bag"]]:
-        """The places of all tokens, ordered by run and type, and where each of these begins;
-        padding comes last.
+        """Indices of all tokens ordered by run and type, and where each run and type begins.
+
+        Padding comes last.
         """
         kind = self.kind_masks.argmax(1)
         last = len(self.runs) * len(self.kinds)
@@ -151,9 +152,7 @@ class Tokens:
         return order, torch.searchsorted(bags, torch.arange(last + 1, device=bags.device))
 
     def in_bags(self, values: Float[Tensor, "place dim"]) -> Float[Tensor, "run kind dim"]:
-        """Values of the tokens of all utterances, one after another, summed by run and by type that
-        occurs.
-        """
+        """Values of all tokens in one sequence, summed by run and by type that occurs."""
         order, begins = self._bags
         sums = functional.embedding_bag(order, values, begins, mode="sum")
         return sums[:-1].unflatten(0, (len(self.runs), len(self.kinds)))
@@ -161,7 +160,7 @@ class Tokens:
     def of_types(
         self, values: Shaped[Tensor, "_ head kind dim"]
     ) -> Shaped[Tensor, "_ head type dim"]:
-        """Values by the types that occur as values by all types."""
+        """Values by all types, from values by the types that occur; the others get 0."""
         if len(self.kinds) == len(TOKEN_TYPES):
             return values
         every = values.new_zeros(*values.shape[:2], len(TOKEN_TYPES), values.shape[3])
@@ -176,8 +175,10 @@ class Tokens:
 
     @cached_property
     def runs(self) -> list[tuple[int, slice]]:
-        """Neighbouring utterances of one jackknife group: the group, and where they are in the
-        batch.
+        """Runs of neighbouring utterances of one jackknife group.
+
+        Returns:
+            For each run its group, and the slice of its utterances in the batch.
         """
         runs = []
         start = 0
@@ -189,40 +190,42 @@ class Tokens:
 
     @cached_property
     def owners(self) -> Owners:
-        """Of the utterances."""
+        """Jackknife groups of the utterances."""
         return Owners(self.groups)
 
     @cached_property
     def owners_of_runs(self) -> Owners:
-        """Of the runs."""
+        """Jackknife groups of the runs."""
         return Owners(group for group, _ in self.runs)
 
     def split(
         self, values: Shaped[Tensor, "utterance *rest"]
     ) -> tuple[Shaped[Tensor, "_ *rest"], ...]:
-        """Values of the utterances, a part for each run."""
+        """Values of the utterances, split into one part per run."""
         return values.split([rows.stop - rows.start for _, rows in self.runs])
 
     @cached_property
     def counts(self) -> Float[Tensor, " utterance"]:
-        """How many tokens of each utterance count."""
+        """Number of tokens of each utterance that count."""
         return self.counted.sum(1).double()
 
     @property
     def counted_types(self) -> slice:
-        """The types whose tokens count."""
+        """The range of types whose tokens count."""
         return slice(None) if self.special_tokens else slice(len(SPECIAL_TYPES), None)
 
     def shorter_than(self, limit: float, hidden: Float[Tensor, "utterance token dim"]) -> "Tokens":
-        """The same, of which those whose hidden vector is as long as the limit, or longer, do not
-        count.
+        """The same tokens, where those with a long hidden vector do not count.
+
+        Args:
+            limit: the norm from which on a vector is long.
         """
         long = self.mask & ~(torch.linalg.vector_norm(hidden, dim=-1) < limit)
         silent = long if self.silent is None else self.silent | long
         return replace(self, silent=silent, long=long)
 
     def head(self, utterances: int) -> "Tokens":
-        """The tokens of the first few utterances."""
+        """The tokens of the first ``utterances`` utterances."""
         silent = None if self.silent is None else self.silent[:utterances]
         parts = (part[:utterances] for part in (self.mask, self.types, self.groups))
         ids = None if self.ids is None else self.ids[:utterances]
@@ -232,8 +235,10 @@ class Tokens:
 def unpadded(
     groups: tuple[int, ...], count: int, leading: Sequence[str] = (), special_tokens: bool = True
 ) -> Tokens:
-    """``count`` tokens for each utterance: some of the types that ``leading`` names, then
-    others.
+    """``count`` tokens per utterance, without padding.
+
+    Args:
+        leading: types of the first tokens; all others are ``other``.
     """
     types = torch.full((len(groups), count), TOKEN_TYPES.index("other"))
     types[:, : len(leading)] = torch.tensor(
@@ -244,7 +249,7 @@ def unpadded(
 
 @dataclass(eq=False)
 class Visibility:
-    """Which keys each query may see. No query sees padding.
+    """Pairs of a query and a key that it may see. No query sees padding.
 
     Attributes:
         queries: the tokens of the queries.
@@ -263,12 +268,12 @@ class Visibility:
     def from_mask(
         cls, mask: Bool[Tensor, "#utterance 1 #token #key"] | None, queries: Tokens, keys: Tokens
     ) -> "Visibility":
-        """The visibility that an attention mask allows; None allows all pairs."""
+        """The visibility that an attention mask allows; without a mask, all pairs are visible."""
         if mask is None:
             return cls(queries, keys)
         real = queries.mask[:, None, :, None] & keys.mask[:, None, None, :]
         seen = mask & queries.mask[:, None, :, None]
-        # Asked together: each answer waits for all that the device still has to do.
+        # Both in one transfer: each would wait for all pending work of the device.
         everyone, causal = torch.stack([(seen == real).all(), (seen == real.tril()).all()]).tolist()
         if everyone:
             return cls(queries, keys)
@@ -284,7 +289,7 @@ class Visibility:
     def over_queries(
         self, values: Float[Tensor, "*batch token dim"]
     ) -> Float[Tensor, "*batch key dim"]:
-        """For each key n, the sum of ``values`` over the queries m that see it: Σ_m values_m.
+        """Sum of ``values`` over the queries m that see key n, for each key n: Σ_m values_m.
 
         If every query sees every key, the sum is the same for all keys, and the key axis has length
         1. In causal attention it is the sum over m ≥ n, a cumulative sum from the end.
@@ -298,7 +303,7 @@ class Visibility:
 
     @cached_property
     def seen(self) -> Float[Tensor, "utterance token"]:
-        """How many keys each query sees."""
+        """Number of keys that each query sees."""
         real = self.keys.mask.double()
         if self.everyone:
             return real.sum(1, keepdim=True).expand(-1, self.queries.mask.shape[1])
@@ -308,22 +313,22 @@ class Visibility:
 
     @cached_property
     def pairs(self) -> Float[Tensor, "utterance type"]:
-        """How many pairs of a counted query and a key that it sees there are, by the type of the
-        key.
-        """
+        """Number of pairs of a counted query and a key that it sees, by the type of the key."""
         return self._by_type(self.queries.counted.double())
 
     @cached_property
     def uniform(self) -> Float[Tensor, "utterance type"]:
-        """The weight by type of the key, summed over counted queries, if each spreads it evenly
-        over what it sees.
+        """Weight by type of key, if attention is spread evenly over visible keys.
+
+        It is summed over counted queries.
         """
         return self._by_type(self.queries.counted / self.seen.clamp_min(1))
 
     @cached_property
     def with_sink(self) -> tuple[Tensor, Tensor, Tensor]:
-        """``seen``, ``pairs`` and ``uniform`` where each query sees a sink, too: the last of the
-        types.
+        """``seen``, ``pairs`` and ``uniform`` if each query also sees a sink.
+
+        The sink is the last of the types.
         """
         counted = self.queries.counted.double()
         seen = self.seen + 1
@@ -334,7 +339,7 @@ class Visibility:
         return seen, pairs, uniform
 
     def _by_type(self, values: Float[Tensor, "utterance token"]) -> Float[Tensor, "utterance type"]:
-        """The values of the queries, summed over pairs with a key that they see, by its type."""
+        """Values of queries, summed over their visible keys by the type of the key."""
         of_key = (
             self.over_queries(values.unsqueeze(-1)).squeeze(-1).expand(-1, self.keys.mask.shape[1])
         )

@@ -10,27 +10,24 @@ from analysis_lib.capture.tokens import Tokens
 
 
 def wide(values: Tensor) -> Tensor:
-    """The values, of half precision in single precision: their sums would lose most of what they
-    add.
-    """
+    """The values in at least single precision, since sums in half precision lose most digits."""
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
-# Norms between which single precision forms the squares of all numbers, and their sum.
+# Range of norms in which single precision can hold the squares of all components, and their sum.
 SMALLEST_NORM, LARGEST_NORM = 1e-15, 1e18
 
 
 class Vectors:
-    """The vectors of one space in one layer of a batch, with the sums over tokens that metrics
-    share.
+    """Vectors of one space in one layer of a batch, and the sums over tokens that metrics share.
 
-    Each sum is computed once, when it is first asked for. Over the tokens of one utterance, at most
-    a few hundred terms, it runs in the model's precision, or in single precision where that is
-    half; metrics add up utterances in float64.
+    Each sum is computed once, on first use. Sums over the tokens of one utterance, at most a few
+    hundred terms, are in the model's precision, or in single precision if that is half; metrics add
+    up utterances in float64.
 
     Attributes:
         values: the vectors; hidden vectors have one head.
-        tokens: what they stand for.
+        tokens: the tokens of the vectors.
     """
 
     def __init__(self, values: Float[Tensor, "utterance head token dim"], tokens: Tokens):
@@ -39,7 +36,7 @@ class Vectors:
 
     @property
     def counts(self) -> Float[Tensor, " utterance"]:
-        """How many vectors of each utterance count."""
+        """Number of vectors of each utterance that count."""
         return self.tokens.counts
 
     @cached_property
@@ -59,26 +56,25 @@ class Vectors:
 
     @cached_property
     def _is_out_of_scale(self) -> bool:
-        """Whether single precision does not carry the squares of some vectors, so that double
-        precision is needed.
-        """
+        """Whether double precision is needed because single precision cannot hold all squares."""
         if self.values.dtype == torch.float64 or self.values.device.type != "cpu":
-            # Where a GPU computes, to look would mean to wait for it.
+            # On a GPU, looking at the norms would need a synchronisation.
             return self.values.device.type == "cuda" and self.values.dtype != torch.float64
         is_doubtful = ~((self._plain_norms > SMALLEST_NORM) & (self._plain_norms < LARGEST_NORM))
         return bool(is_doubtful.any()) and bool((self.values[is_doubtful] != 0).any())
 
     @cached_property
     def nonzero(self) -> Float[Tensor, "utterance head"]:
-        """How many vectors that count are not zero: a zero vector has no direction and enters no
-        cosine.
+        """Number of counted vectors that are not zero.
+
+        A zero vector has no direction and enters no cosine.
         """
         # Not "> 0", which would count NaN as zero and hide it.
         return (self.norms != 0).sum(-1).double()
 
     @property
     def zeros(self) -> Int[Tensor, ""]:
-        """How many vectors that count are zero, in all utterances and heads."""
+        """Number of counted vectors that are zero, in all utterances and heads."""
         return (self.counts.unsqueeze(1) - self.nonzero).sum().long()
 
     @property
@@ -88,7 +84,7 @@ class Vectors:
 
     @cached_property
     def _both_sums(self) -> Float[Tensor, "utterance head 2 dim"]:
-        # In one product: to read the vectors takes longer than to add them.
+        # One matrix product, since reading the vectors takes longer than adding them.
         counted = (
             self.tokens.counted.to(self.values.dtype).unsqueeze(1).expand(self.values.shape[:3])
         )
@@ -96,7 +92,7 @@ class Vectors:
 
     @cached_property
     def unit_squares(self) -> Float[Tensor, "utterance head dim"]:
-        """Σ (x / ‖x‖₂)², by dimension, over the tokens that count."""
+        """Σ (x / ‖x‖₂)² by dimension, over the tokens that count."""
         inverse = self._inverse_norms
         if self._is_out_of_scale:
             return (self.values * inverse.unsqueeze(-1)).square().sum(-2)
@@ -104,7 +100,7 @@ class Vectors:
 
     @property
     def _inverse_norms(self) -> Float[Tensor, "utterance head token"]:
-        """0 where there is no direction."""
+        """/ ‖x‖₂ of each vector; 0 where it has no direction."""
         return torch.where(self.norms != 0, self.norms.reciprocal(), 0)
 
     @property

@@ -1,8 +1,8 @@
 """Texts, images and sounds to measure, by name, file, folder or object.
 
-A new corpus is one entry: of a pinned package in ``BUNDLED`` (``bundled.py``), of the hub in
-``data/corpora.yml``, of a folder of CSV files in ``data/folders.yml``. ``load_corpus``, the command
-line and the tests find it there.
+A new corpus is one entry: in ``BUNDLED`` (``bundled.py``) for a pinned package, in
+``data/corpora.yml`` for the hub, in ``data/folders.yml`` for a folder of CSV files.
+``load_corpus``, the command line and the tests find it there.
 """
 
 from analysis_lib.corpora.corpus import PLURAL, Corpus, Pair

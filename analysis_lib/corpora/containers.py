@@ -1,14 +1,13 @@
-"""What libsndfile leaves open about the file of a sound: recordings that were joined, and lengths
-that no header gives.
+"""Sound files that libsndfile does not fully handle: joined recordings, and missing lengths.
 
-Programs that write to a pipe cannot go back to the header, in which the length stands. They leave 0
-there, or the largest number that it holds.
+Programs that write to a pipe cannot go back to the header to fill in the length. They leave 0
+there, or the largest number that fits.
 """
 
 import re
 from typing import Literal, NamedTuple
 
-# What a recording begins with, in formats whose files may be joined.
+# First bytes of a recording, in formats whose files may be joined.
 _BEGINNINGS = {
     b"fLaC": re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),
     b"RIFF": re.compile(rb"RIFF.{4}WAVE", re.DOTALL),
@@ -16,21 +15,20 @@ _BEGINNINGS = {
     b"riff": re.compile(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00"),
     b"caff": re.compile(rb"caff\x00\x01\x00\x00desc"),
     b"FORM": re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL),
-    # Where the samples begin, how many bytes they have, how they are written, and one of a few
-    # dozen encodings.
+    # Where the samples begin, their size in bytes, their format, and one of a few dozen encodings.
     b".snd": re.compile(
         rb"\.snd\x00\x00.{2}.{4}\x00\x00\x00[\x01-\x1b]\x00[\x00-\x0f].{2}\x00\x00\x00", re.DOTALL
     ),
 }
-# An MP3 has no header, but most encoders put a frame before the sound, with Xing or Info behind one
+# An MP3 has no header, but most encoders put a frame before the sound, with Xing or Info after one
 # of three numbers of zeros.
 _FIRST_OF_MP3 = re.compile(rb"\xff[\xe0-\xff]..(?:\0{9}|\0{17}|\0{32})(?:Xing|Info)", re.DOTALL)
-# In a page of an OGG, the mark of one that begins a stream.
+# Mark of an OGG page, and the flag of a page that begins a stream.
 _OGG, _OGG_BEGINNING = b"OggS", 2
 
 
 def recordings(content: bytes) -> list[int]:
-    """Where in a file the recordings begin that were joined to it; the first is at 0."""
+    """Offsets of the recordings joined in a file; the first is 0."""
     if content.startswith(_OGG):
         return _ogg_recordings(content)
     if pattern := _BEGINNINGS.get(content[:4]):
@@ -47,8 +45,9 @@ def recordings(content: bytes) -> list[int]:
 
 
 def _ogg_recordings(content: bytes) -> list[int]:
-    """Where pages of an OGG begin a stream after other pages: several streams may begin side by
-    side.
+    """Offsets of OGG pages that begin a stream after other pages.
+
+    Several streams may begin side by side.
     """
     starts = []
     page = 0
@@ -65,20 +64,18 @@ def _ogg_recordings(content: bytes) -> list[int]:
 
 # --- Files that were cut short --------------------------------------------------------------------
 
-# libsndfile plays what is left of a file that was cut short; only its log tells.
+# libsndfile plays the rest of a file that was cut short; only its log reveals it.
 _DECLARED = re.compile(
     r"^ *(data|Data Size|SSND|BODY|riff|Riff size) *: (\d+) \(should be (\d+)\)$", re.MULTILINE
 )
 _TRUNCATED = "Seems to be a truncated file."
-# From here on, a length stands for one that is not known: of 32 bits, and of 64.
+# Lengths from here on mean "unknown": for 32 bits, and for 64.
 _UNKNOWN, _UNKNOWN_LONG = 0x7FFF0000, 2**62
 _LONG = ("riff", "Riff size")
 
 
 def is_cut_short(log: str) -> bool:
-    """Whether a file holds less than its header says, by what libsndfile has logged when it was
-    opened.
-    """
+    """Whether a file holds less than its header declares, from the log of libsndfile."""
     for name, declared, actual in _DECLARED.findall(log):
         unknown = _UNKNOWN_LONG if name in _LONG else _UNKNOWN
         if int(actual) < int(declared) < unknown:
@@ -90,9 +87,7 @@ def is_cut_short(log: str) -> bool:
 
 
 class _Chunks(NamedTuple):
-    """How the chunks of a format follow one another: each a name of four letters, its size, and so
-    many bytes.
-    """
+    """The layout of a format's chunks: each has a name of four letters, its size, and its bytes."""
 
     order: Literal["little", "big"]
     first: int
@@ -106,15 +101,16 @@ _CHUNKS = {
     b"RF64": _Chunks("little", 12, 4, True),
     b"caff": _Chunks("big", 8, 8, False),
 }
-# Of an RF64, where the size of its sound stands.
+# Position of the size of the sound in an RF64.
 _RF64_SIZE = slice(28, 36)
-# Of an AU, where the size of its sound stands, and what says that it is not known.
+# Position of the size of the sound in an AU, and its value for "unknown".
 _AU_SIZE, _AU_UNKNOWN = slice(8, 12), b"\xff" * 4
 
 
 def with_length(content: bytes) -> bytes:
-    """A recording whose header gives no length that libsndfile understands, with the true one;
-    others as they are.
+    """A recording with its true length, if the header has none that libsndfile understands.
+
+    Other recordings are returned as they are.
     """
     form = content[:4]
     if form == b"fLaC":
@@ -131,7 +127,7 @@ def with_length(content: bytes) -> bytes:
     if form == b"caff" or form == b"RF64":
         is_unknown = size in (0, 2**64 - 1)
     else:
-        # In an empty one, another chunk or nothing follows.
+        # In an empty recording, another chunk or nothing follows.
         is_unknown = size == 0 and not _is_chunk(content[begin:], order)
     if not is_unknown or rest <= 0:
         return content
@@ -143,9 +139,7 @@ def _replaced(content: bytes, field: slice, value: bytes) -> bytes:
 
 
 def _sound_of_chunks(content: bytes, chunks: _Chunks) -> int:
-    """Where the samples begin, behind the name and the size of their chunk; the end if there are
-    none.
-    """
+    """Offset of the samples, after the name and size of their chunk; the end if there are none."""
     chunk = chunks.first
     while (begin := chunk + 4 + chunks.width) <= len(content):
         if content[chunk : chunk + 4] == b"data":
@@ -164,11 +158,9 @@ def _is_chunk(content: bytes, order: Literal["little", "big"]) -> bool:
 
 # --- FLAC -----------------------------------------------------------------------------------------
 
-# Of the frames of a FLAC (RFC 9639, section 9.1): a mark, and whether all but the last have one
-# size.
+# Mark of FLAC frames (RFC 9639, section 9.1); its last bit tells whether frames differ in size.
 _FRAME = re.compile(rb"\xff[\xf8\xf9]")
-# Where its first block says how many samples a frame has, at least, and how many there are, in 36
-# bits.
+# Positions of the least number of samples per frame, and of their total, which has 36 bits.
 _FRAME_SIZE, _TOTAL = slice(8, 10), slice(21, 26)
 _TOTAL_BITS = 2**36 - 1
 # In bytes: the longest header of a frame, and more than a frame of common encoders.
@@ -176,9 +168,7 @@ _HEADER, _LONGEST_FRAME = 16, 2**18
 
 
 def _flac_with_length(content: bytes) -> bytes:
-    """A FLAC that gives 0 as the number of its samples, with the number that its last frame
-    tells.
-    """
+    """A FLAC whose header has 0 samples, with the true number, from its last frame."""
     total = int.from_bytes(content[_TOTAL], "big")
     if total & _TOTAL_BITS:
         return content
@@ -194,14 +184,12 @@ def _flac_with_length(content: bytes) -> bytes:
 
 
 def _end_of_frame(frame: bytes, frame_size: int) -> int | None:
-    """How many samples there are up to the end of the frame with this header; None if it is
-    none.
-    """
+    """Number of samples up to the end of the frame with this header; None if it is not a header."""
     if len(frame) < 6:
         return None
     code = frame[2] >> 4
     rate = frame[2] & 15
-    # A number is written as UTF-8 does, in as many bytes as its first one begins with ones.
+    # Numbers are coded as in UTF-8: the leading ones of the first byte give the number of bytes.
     length = 8 - (frame[4] ^ 0xFF).bit_length()
     number = frame[4] & (0x7F >> length)
     for byte in frame[5 : 4 + max(1, length)]:
@@ -219,12 +207,12 @@ def _end_of_frame(frame: bytes, frame_size: int) -> int | None:
     end += {12: 1, 13: 2, 14: 2}.get(rate, 0)
     if size is None or _remainder(frame[: end + 1], 0x07, 8):
         return None
-    # Frames of one size are counted, and others say which sample they begin with.
+    # Frames of equal size carry their index, others the index of their first sample.
     return size + (number if frame[1] & 1 else number * frame_size)
 
 
 def _remainder(content: bytes, polynomial: int, bits: int) -> int:
-    """The cyclic redundancy check of bytes, which is 0 where their own one stands at their end."""
+    """Remainder of the cyclic redundancy check; 0 if the bytes end in their own checksum."""
     value = 0
     top = 1 << (bits - 1)
     mask = (1 << bits) - 1

@@ -1,4 +1,4 @@
-"""The corpus: texts, pairs of texts, images or sounds, in order and perhaps with classes."""
+"""The corpus: texts, pairs of texts, images or sounds, in order, with or without classes."""
 
 import hashlib
 import logging
@@ -19,9 +19,9 @@ from analysis_lib.errors import (
     require_whole,
 )
 
-# Categories of characters that show nothing: controls, formats and separators.
+# Categories of invisible characters: controls, formats and separators.
 _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
-# Letters and marks that show nothing, either: fillers of Hangul and Braille, variant selectors.
+# Invisible letters and marks: fillers of Hangul and Braille, variant selectors.
 _FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\u180b\u180c\u180d\u180f"}
 _FILLERS |= {chr(code) for code in range(0xFE00, 0xFE10)}
 PLURAL = {"text": "texts", "image": "images", "audio": "sounds", "vectors": "texts"}
@@ -39,8 +39,8 @@ class Example(NamedTuple):
 
     Attributes:
         item: a text, a :class:`Pair`, an image or a sound.
-        label: its class: for a text the name, else a number; None where there are no classes.
-        unit: what it is a part of, such as an article; None where it is a unit of its own.
+        label: its class: a name for texts, else a number; None without classes.
+        unit: its unit, such as an article; None if it is a unit of its own.
     """
 
     item: object
@@ -56,13 +56,13 @@ class Corpus:
         name: the specification it was loaded from.
         items: the texts or pairs of texts, none of them blank; or images or sounds, each read from
             its file by its ``load()``.
-        blank: how many blank lines or cells were left out.
-        kind: what the items are: text, image or audio, or the vectors of texts.
-        labels: the class of each item, an index into ``classes``, where the corpus has classes.
-        classes: their names, sorted.
+        blank: the number of blank lines or cells left out.
+        kind: the kind of items: text, image or audio, or the vectors of texts.
+        labels: the class of each item, an index into ``classes``, if the corpus has classes.
+        classes: the names of the classes, sorted.
         units: for each item, the unit that was drawn independently of the others, such as the
-            article that a sentence is from; None where each item is one.
-        unit_column: the column of a table that the units were read from, where they were.
+            article of a sentence; None if each item is one.
+        unit_column: the column of a table that units were read from, if any.
     """
 
     name: str
@@ -172,10 +172,10 @@ class Corpus:
         )
 
     def groups(self, count: int) -> list[int]:
-        """The group of each item, of ``count``: a union of whole units, in blocks of neighbours.
+        """Group of each item, out of ``count``: a union of whole units, in blocks of neighbours.
 
-        Where items are units themselves, each block has the same share of every class, whatever
-        their order.
+        If items are units themselves, each block has the same share of every class, whatever the
+        order of items.
 
         >>> Corpus("tiles", [*"abcde"], units=["one", "one", "two", "three", "three"]).groups(20)
         [0, 0, 1, 2, 2]
@@ -192,7 +192,7 @@ class Corpus:
         return (ranks * count // blocks).tolist()
 
     def _ranks_within_classes(self) -> np.ndarray:
-        """The rank of each item by how far into its class it stands."""
+        """Rank of each item by its relative position within its class."""
         labels = np.zeros(len(self)) if self.labels is None else np.asarray(self.labels)
         depths = np.empty(len(self))
         for label in np.unique(labels):
@@ -205,14 +205,14 @@ class Corpus:
 
 
 class Reader(NamedTuple):
-    """How a corpus is read.
+    """A source of examples.
 
     Attributes:
-        name: of the corpus, for errors and pages.
+        name: the name of the corpus, for errors and pages.
         kind: text, image or audio.
-        read: gives its examples in order.
-        identity: gives a short text that changes when the corpus does.
-        fits_in_memory: whether all texts may be held; else they are written to a file as they come.
+        read: returns its examples in order.
+        identity: returns a short text that changes with the corpus.
+        fits_in_memory: whether all texts may be held in memory; else they are written to a file.
     """
 
     name: str
@@ -228,9 +228,9 @@ class KnownCorpus:
 
     Attributes:
         description: a line for the list of known corpora.
-        splits: their names, that of the default one first.
-        examples: gives the examples of a split in order.
-        origin: gives what a split comes from: a pinned package, or a pinned revision on the hub.
+        splits: the names of its splits, the default one first.
+        examples: returns the examples of a split in order.
+        origin: returns the source of a split: a pinned package, or a pinned revision on the hub.
         kind: text, image or audio.
     """
 
@@ -241,7 +241,7 @@ class KnownCorpus:
     kind: str = "text"
 
     def reader(self, spec: str) -> Reader:
-        """How a split is read, as in ``reviews:test``; the default one where none is named.
+        """The reader of a split, as in ``reviews:test``; without one, of the default split.
 
         Raises:
             AnalysisError: there is no such split.
@@ -262,7 +262,7 @@ class KnownCorpus:
 
 
 def refuse_half_characters(name: str, text: str | Pair) -> None:
-    """Raise an AnalysisError for half of a surrogate pair, as broken JSON may hold."""
+    """Raise an AnalysisError for half of a surrogate pair, as in broken JSON."""
     text = _joined(text)
     if text.isascii():
         return
@@ -274,7 +274,7 @@ def refuse_half_characters(name: str, text: str | Pair) -> None:
 
 
 def is_blank(text: str | Pair) -> bool:
-    """Whether a text, or both texts of a pair, show nothing: white space, zero-width characters.
+    """Whether a text, or each text of a pair, is invisible: white space, zero-width characters.
 
     >>> is_blank("\\u200b \\ufeff"), is_blank("a\\u200b")
     (True, False)
@@ -288,7 +288,7 @@ def _is_invisible(letter: str) -> bool:
 
 
 def _joined(text: str | Pair) -> str:
-    # A string is joined letter by letter: of a million texts, that takes seconds.
+    # Joining would take seconds for a million texts, since it goes letter by letter.
     return text if isinstance(text, str) else "".join(text)
 
 
@@ -296,8 +296,8 @@ def checked(name: str, examples: Iterable[Example]) -> Iterator[Example]:
     """The examples of a corpus of texts, each checked as it is read.
 
     Raises:
-        AnalysisError: half of a character; a pair with one side empty; a class without a text or a
-            text without a class where texts have classes: in labelled data, a gap is a mistake.
+        AnalysisError: half of a surrogate pair; a pair with one side empty; in a corpus with
+            classes, a class without a text or a text without a class.
     """
     for number, example in enumerate(examples, 1):
         text = example.item
@@ -315,14 +315,14 @@ def checked(name: str, examples: Iterable[Example]) -> Iterator[Example]:
 def whole_units(
     name: str, units: Sequence[str | None], column: str | None = None
 ) -> list[str] | None:
-    """The unit of each item, an unknown one being a unit of its own; None if none is known.
+    """The unit of each item, where a missing one is a unit of its own; None if all are missing.
 
     Args:
-        name: of the corpus, for errors and notes.
-        column: where the units were read from.
+        name: the name of the corpus, for errors and notes.
+        column: the column that units were read from.
 
     Raises:
-        AnalysisError: a column that was named holds no unit at all.
+        AnalysisError: a named column holds no unit at all.
 
     >>> whole_units("calls", ["a", None, "a"])[::2], whole_units("calls", [None, None])
     (['a', 'a'], None)

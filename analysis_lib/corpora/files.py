@@ -19,12 +19,12 @@ from analysis_lib.corpora.tables import ENDINGS, open_table
 from analysis_lib.corpora.transcripts import transcripts
 from analysis_lib.errors import LONGEST_PATH, AnalysisError, near_names, require_extra
 
-# Of a table without splits, the shares of each class for validation and for the test. With fewer
-# texts of a class, none would be left for validation.
+# Shares of each class for validation and test, in a table without splits. Classes with too few
+# texts would have none for validation.
 _VALIDATION_SHARE = 0.1
 _TEST_SHARE = 0.2
 _FEWEST_TEXTS = 10
-# Registered with Pillow, and not read as images: containers, and drawings for another program.
+# Formats of Pillow that are not read as images: containers, and drawings for other programs.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"}
 # RAW has no header, and matrices of numbers are rarely sounds.
 _NO_SOUNDS = {"RAW", "MAT4", "MAT5"}
@@ -38,7 +38,7 @@ _ENDINGS_OF_SOUNDS = {
     "SVX": [".iff"],
     "WAV": [".wave"],
 }
-# What neither library reads, by ending, and what to do with it.
+# Endings of sounds that neither library reads, and advice on them.
 _SOUNDS_TO_CONVERT = (".m4a", ".aac", ".mp4", ".m4b", ".wma", ".amr", ".webm", ".mkv", ".mov")
 _IMAGES_TO_CONVERT = (".heic", ".heif", ".svg", ".pdf", ".jxl", ".dng", ".nef", ".cr2")
 _REMEDIES = {
@@ -51,11 +51,11 @@ _REMEDIES = {
 
 
 def file_reader(spec: str, known: Iterable[str], units: str | None = None) -> Reader:
-    """How the file or folder that ``spec`` names is read; ``-`` is standard input.
+    """The reader of the file or folder that ``spec`` names; ``-`` is standard input.
 
     Args:
-        known: the names of corpora to suggest where there is no such file.
-        units: of a table, the column of what each text is a part of.
+        known: names of corpora to suggest if there is no such file.
+        units: the column of a table with the unit of each text.
     """
     if spec == "-":
         if units is not None:
@@ -84,7 +84,7 @@ def _standard_input() -> Iterator[Example]:
 
 
 def _media_reader(spec: str, path: Path) -> Reader:
-    """How an image or a sound is read, or a folder of them."""
+    """The reader of an image, of a sound, or of a folder of them."""
     visible = sorted(_visible_files(path)) if path.is_dir() else [path]
     kind, files = _of_one_kind(path, visible)
     texts = {}
@@ -126,7 +126,7 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
     name, columns = path_and_columns(spec)
     path = Path(name)
     column = columns[1:] if columns else None
-    # Not the methods of Path, which raise errors of their own where a name is too long.
+    # The methods of Path raise errors of their own if a name is too long.
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:
         if column is None and ending(path) in ENDINGS:
@@ -147,12 +147,13 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
 
 
 def read_column(path: Path, column: str, units: str | None = None) -> list[Example]:
-    """The texts of a column of a table, or the pairs of two (``a,b``).
+    """The texts of a column of a table, or the pairs of two columns (``a,b``).
 
-    They come with classes (``a:label``), of which a split may be drawn (``a:label:test``).
+    With a column of classes (``a:label``) they have classes, and a split may be drawn
+    (``a:label:test``).
 
     Args:
-        units: the column of what each text is a part of.
+        units: the column with the unit of each text.
     """
     table = open_table(path)
     names = column
@@ -175,7 +176,7 @@ def read_column(path: Path, column: str, units: str | None = None) -> list[Examp
 def _drawn_split(path: Path, examples: list[Example], split: str) -> list[Example]:
     if split not in SPLITS:
         raise AnalysisError(f"{path} has no split {split}: {near_names(split, SPLITS)}")
-    # A text that stands in the file twice would be trained on and tested on.
+    # A text that is in the file twice could be in the training set and in the test set.
     distinct = [*dict.fromkeys(checked(str(path), examples))]
     label, count = Counter(example.label for example in distinct).most_common()[-1]
     if count < _FEWEST_TEXTS:
@@ -186,7 +187,7 @@ def _drawn_split(path: Path, examples: list[Example], split: str) -> list[Exampl
 
 @cache
 def _kinds() -> dict[str, str]:
-    """Image or audio, by every ending that Pillow and libsndfile read."""
+    """Image or audio, for every file ending that Pillow and libsndfile read."""
     # Imported here: a corpus of texts needs neither.
     require_extra("packages", "soundfile", "PIL")
     import soundfile
@@ -210,7 +211,7 @@ def _kind(path: Path) -> str | None:
 
 
 def _of_one_kind(path: Path, visible: list[Path]) -> tuple[str, list[Path]]:
-    """The kind of the images or the sounds among files, and which these are."""
+    """The kind of the images or sounds among files, and these files."""
     images = [file for file in visible if _kind(file) == "image"]
     sounds = [file for file in visible if _kind(file) == "audio"]
     if images and sounds:
@@ -228,7 +229,7 @@ def _of_one_kind(path: Path, visible: list[Path]) -> tuple[str, list[Path]]:
 
 
 def _note_others(path: Path, kind: str, files: list[Path], others: Iterable[Path]) -> None:
-    """Say how many files of a folder are left out, by their endings."""
+    """Log the number of files of a folder that are left out, by ending."""
     counts = Counter(file.suffix.lower() or "no ending" for file in sorted(others))
     if counts:
         endings = ", ".join(f"{count} of {suffix}" for suffix, count in counts.most_common())
@@ -237,7 +238,7 @@ def _note_others(path: Path, kind: str, files: list[Path], others: Iterable[Path
 
 
 def _labels(files: list[Path]) -> list[int | None]:
-    """The class of each file: its sub-folder of the first level, where every file has one."""
+    """The class of each file, its sub-folder of the first level, if every file is in one."""
     if any(len(file.parts) < 2 for file in files):
         return [None] * len(files)
     classes = sorted({file.parts[0] for file in files})
@@ -253,7 +254,7 @@ def _visible_files(folder: Path) -> Iterator[Path]:
         above.add(os.path.realpath(home))
         kept = []
         for name in folders:
-            # A link back to a folder that is being searched would lead round for ever.
+            # A link back to a folder that is being searched would lead to an endless loop.
             is_link_back = os.path.realpath(os.path.join(home, name)) in above
             if not name.startswith(".") and not is_link_back:
                 kept.append(name)

@@ -1,6 +1,6 @@
-"""The corpora of Fosse et al. (2023) as folders of CSV files, laid out as ``data/README.md`` says.
+"""Corpora of Fosse et al. (2023) as folders of CSV files, with the layout in ``data/README.md``.
 
-A new one is an entry of ``data/folders.yml``.
+To add one, write an entry of ``data/folders.yml``.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ from analysis_lib.corpora.splits import divided
 from analysis_lib.errors import AnalysisError, near_names, shown
 from analysis_lib.files import entries
 
-# The marks that word-level corpora set apart, with the blank before them.
+# Marks that word-level corpora separate by a blank, with that blank.
 _SET_APART = re.compile(
     r" (?=[.,;:!?)%\u201d]|n't\b|'(?:s|m|d|re|ve|ll)\b)|(?<=[($\u201c]) ",
 )
 
 
 def join_words(text: str) -> str:
-    """A text whose punctuation and contractions are set apart by blanks, as it would be written.
+    """A text whose punctuation and contractions are set apart by blanks, in normal spelling.
 
     >>> print(join_words("A man , who does n't smile , says ( twice ) it 's `` late '' ."))
     A man, who doesn't smile, says (twice) it's "late".
@@ -34,7 +34,7 @@ def join_words(text: str) -> str:
 
 
 class _Folder(NamedTuple):
-    """An entry of ``data/folders.yml``, which says what each field means."""
+    """An entry of ``data/folders.yml``, where the fields are explained."""
 
     title: str
     columns: str
@@ -47,9 +47,9 @@ FOLDERS = entries("folders.yml", _Folder)
 
 
 def title(name: str) -> str:
-    """The proper name of a corpus, or the last part of its path, as figures and sentences have it.
+    """Title of a corpus in figures and sentences: its proper name, or the last part of its path.
 
-    Matplotlib sets what stands between two ``$`` as mathematics.
+    Dollar signs are avoided: Matplotlib typesets text between two of them as mathematics.
 
     >>> title("corpora/esnli"), title("e-snli"), title("corpora/mine.csv:text:label")
     ('e-SNLI', 'e-SNLI', 'mine.csv')
@@ -62,13 +62,16 @@ def title(name: str) -> str:
 
 
 def folder_reader(spec: str) -> Reader | None:
-    """How a split of such a folder is read, the first where none is named; None for other names."""
+    """The reader of a split of such a folder; None for other names.
+
+    Without a split in the name, it is the first one.
+    """
     path = Path(spec)
     split = ""
     if path.name not in FOLDERS and ":" in spec:
         before, split = spec.rsplit(":", 1)
         path = Path(before)
-    # Not Path.is_dir, which raises an error of its own where a name is too long.
+    # ``Path.is_dir`` raises an error of its own if a name is too long.
     if path.name not in FOLDERS or not os.path.isdir(path):
         return None
     splits = FOLDERS[path.name].splits
@@ -83,7 +86,7 @@ def _read(folder: Path, split: str) -> list[Example]:
     layout = FOLDERS[folder.name]
     examples = []
     for path in _files(folder, split):
-        # Checked here, where an example still has its number in a file.
+        # Checked here, where the number of an example in its file is known.
         examples += checked(str(path), read_column(path, layout.columns))
     if layout.shares:
         examples = divided(examples, split, *layout.shares)
@@ -107,7 +110,7 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 def _identity(folder: Path, split: str) -> str:
     _files(folder, split)
-    # Of every split: where the folder alone is named, all of them may be read.
+    # All splits, since a folder without a split may be read completely.
     names = sorted(set().union(*FOLDERS[folder.name].splits.values()))
     digest = hashlib.sha256()
     for path in (folder / name for name in names):

@@ -15,20 +15,21 @@ from huggingface_hub import constants
 from analysis_lib.errors import AnalysisError
 from analysis_lib.progress import is_log
 
-# What a model needs; weights in pickle formats are fetched for pinned models that have no others.
+# Files of a model; pickled weights are downloaded only for pinned models that have no others.
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
-# Tensors alone are read from these.
+# Files from which only tensors are read.
 PICKLES = ("pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json")
 
 
 def model_folder(repository: str, revision: str | None = None, pickled: bool = False) -> Path:
-    """The folder of a model's snapshot, downloaded where the cache lacks it.
+    """The folder of a model's snapshot, downloaded if it is not in the cache.
 
     Args:
-        pickled: whether to fetch ``pytorch_model.bin`` where the model has no safetensors.
+        pickled: whether to download ``pytorch_model.bin`` if the model has no safetensors.
 
     Raises:
-        AnalysisError: the hub does not have the model, or cannot be reached and the cache lacks it.
+        AnalysisError: the hub does not have the model, or it cannot be reached and the model is not
+            in the cache.
     """
     snapshot = partial(
         _fetch,
@@ -44,13 +45,13 @@ def model_folder(repository: str, revision: str | None = None, pickled: bool = F
 
 
 def dataset_file(repository: str, revision: str, file: str) -> Path:
-    """One file of a dataset, downloaded where the cache lacks it."""
+    """One file of a dataset, downloaded if it is not in the cache."""
     download = huggingface_hub.hf_hub_download
     return _fetch(repository, download, filename=file, revision=revision, repo_type="dataset")
 
 
 def require(repository: str, revision: str | None, *files: str, repo_type: str = "model") -> str:
-    """The commit of the first of these files that is cached, else the revision that is wanted.
+    """The commit of the first of these files that is cached, else the requested revision.
 
     Nothing is downloaded.
 
@@ -75,7 +76,7 @@ def require(repository: str, revision: str | None, *files: str, repo_type: str =
 
 
 def _fetch(repository: str, download: Callable[..., str], **arguments) -> Path:
-    # Imported here: what needs no hub need not wait for its client.
+    # Imported here, since its import takes time that other corpora need not wait for.
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
     # The hub's client retries with a page of warnings; one clear line is raised below instead.
@@ -98,10 +99,10 @@ def _fetch(repository: str, download: Callable[..., str], **arguments) -> Path:
             f"the hub refused {repository}: {str(error).splitlines()[0]}"
         ) from error
     except OSError as error:
-        # The hub's own "not in the cache" error is an OSError too.
+        # The hub's own "not in the cache" error is an OSError, too.
         reason = "cannot be reached" if offline else f"failed ({type(error).__name__})"
         raise _unreachable(repository, reason) from error
-    except Exception as error:  # Of the HTTP client, such as for a proxy that is none.
+    except Exception as error:  # Errors of the HTTP client, such as for an invalid proxy.
         raise _unreachable(
             repository, f"cannot be asked ({type(error).__name__}: {error})"
         ) from error
@@ -119,7 +120,7 @@ def _unreachable(repository: str, reason: str) -> AnalysisError:
 
 
 def _reachable() -> bool:
-    """Whether the hub answers: its client would retry for half a minute before it says no."""
+    """Whether the hub answers: its client would retry for half a minute before giving up."""
     if constants.HF_HUB_OFFLINE:
         return False
     if any(

@@ -1,4 +1,4 @@
-"""Corpora by name, file, folder or object: ``load_corpus("reviews.csv:text")``."""
+"""Loading of corpora by name, file, folder or object: ``load_corpus("reviews.csv:text")``."""
 
 import logging
 import os
@@ -24,40 +24,40 @@ def load_corpus(
     column: str | Sequence[str] | None = None,
     units: str | None = None,
 ) -> Corpus:
-    """A corpus by name with an optional split, from a file or folder, or of texts that are at hand.
+    """Load a corpus by name with an optional split, from a file or folder, or from texts in memory.
 
     Args:
         spec: a known name (``wikipedia``, ``stsb:dev``; ``known_corpora()`` lists them); a table
             with its column (``reviews.csv:text``), with a column of classes
             (``reviews.csv:text:label``), of pairs (``pairs.csv:sentence1,sentence2:label``), or a
-            split of either (``reviews.csv:text:label:test``: of each class a fifth is drawn for the
-            test and a tenth for validation); a text file with one utterance per line
+            split of either (``reviews.csv:text:label:test``: of each class, a fifth is drawn for
+            the test and a tenth for validation); a text file with one utterance per line
             (``lines.txt``); a folder of images or of sound files (``photos/``), or one such file.
 
-            Folders are searched to the bottom in the order of the paths, without hidden files;
-            where every file lies in a sub-folder, the sub-folders of the first level, sorted, are
-            the labels. Each picture of a file that holds several (pages of a TIFF, frames of a GIF)
-            is an item, and such a file a unit. What is said in sounds is read from a table beside
+            Folders are searched recursively in the order of the paths, without hidden files; if
+            every file is in a sub-folder, the sub-folders of the first level, sorted, are the
+            labels. Each picture of a file with several (pages of a TIFF, frames of a GIF) is an
+            item, and such a file a unit. The words spoken in sounds are read from a table beside
             them, such as the ``metadata.csv`` of ``datasets``. Tables and texts may be compressed
             (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
 
             Or texts or pairs of texts: a list, a Series, or with ``column`` a table of pandas,
             polars, Arrow or ``datasets``, a dictionary of columns, or rows as dictionaries. A
-            stream of texts or rows is read once, into a file that goes with the corpus.
-        column: of a table that is at hand, the texts; two make pairs.
-        units: of a table in a file or at hand, the column of what was drawn independently, of which
-            each text is a part (the document of a sentence): intervals leave out whole units. A
-            text whose cell is empty is a unit of its own; how many are is said in a note.
-        limit: how many items to keep; None keeps all.
-        seed: of the uniform sample, without replacement, of ``limit`` items, in the order of the
-            corpus. None takes the first ones, and reads no further: of an endless stream, or of a
-            corpus on the hub whose other files need not be downloaded then.
+            stream of texts or rows is read once, into a file that is deleted with the corpus.
+        column: the column of texts in a table in memory; two make pairs.
+        units: the column of a table, in a file or in memory, with the unit of each text: units are
+            drawn independently (documents, for sentences), and intervals leave out whole units. A
+            text whose cell is empty is a unit of its own; a note gives their number.
+        limit: the number of items to keep; None keeps all.
+        seed: the seed of the uniform sample, without replacement, of ``limit`` items, in the order
+            of the corpus. None takes the first items and reads no further, such as in an endless
+            stream, or in a corpus on the hub, whose other files are then not downloaded.
 
     Raises:
-        AnalysisError: an unknown name (with the nearest), a missing file, column or split, text
-            that is not UTF-8, no item at all, a text without its class or a class without its text,
-            a pair with one side empty, images and sounds in one folder, a limit below 1 or a
-            negative seed.
+        AnalysisError: an unknown name (the message gives the nearest), a missing file, column or
+            split, text that is not UTF-8, no item at all, a text without its class or a class
+            without its text, a pair with one side empty, images and sounds in one folder, a limit
+            below 1 or a negative seed.
 
     >>> load_corpus("news", limit=2, seed=None).texts[1]
     'A new blaze near Goulburn, south-west of Sydney, has forced the closure of the Hume Highway.'
@@ -87,27 +87,26 @@ def load_corpus(
 
 
 def known_corpora() -> dict[str, str]:
-    """The description of every corpus known by name, by its name and splits."""
+    """Descriptions of all corpora known by name, by their names with splits."""
     return {
         f"{name}:{'|'.join(known.splits)}": known.description for name, known in CORPORA.items()
     }
 
 
 def data_identity(spec: str) -> str:
-    """A short text that changes when the corpus behind ``spec`` changes.
+    """A short text that changes with the corpus behind ``spec``.
 
-    Nothing is downloaded or unpacked for it.
+    Nothing is downloaded or unpacked.
 
     Raises:
-        AnalysisError: there is no such corpus, file or folder, or it is on a hub that cannot be
-            reached.
+        AnalysisError: there is no such corpus, file or folder, or its hub cannot be reached.
     """
     require_text("the corpus", spec, "a name of `datasets`, file.csv:COLUMN, lines.txt or a folder")
     return _reader(spec).identity()
 
 
 def _reader(spec: str, units: str | None = None) -> Reader:
-    """How the corpus that ``spec`` names is read: a known one, else a folder or a file."""
+    """The reader of the corpus that ``spec`` names: a known one, else a folder or a file."""
     name = spec.partition(":")[0]
     if name not in CORPORA:
         reader = folder_reader(spec) if units is None else None
@@ -129,8 +128,8 @@ def _reader(spec: str, units: str | None = None) -> Reader:
 def _read(reader: Reader, first: int | None, unit_column: str | None) -> Corpus:
     """The corpus of a reader, or its first items.
 
-    Blank texts are left out. Items are read one by one, and none after the last that is kept; but
-    texts with classes are read whole, since the classes are those of the whole corpus.
+    Blank texts are left out. Items are read one by one up to the last that is kept; texts with
+    classes are all read, since the classes are those of the whole corpus.
     """
     examples = reader.read()
     if reader.kind == "text":
@@ -174,7 +173,7 @@ def _read(reader: Reader, first: int | None, unit_column: str | None) -> Corpus:
 
 
 def _numbered(labels: Sequence[str | int | None]) -> tuple[list[int] | None, list[str] | None]:
-    """The classes of texts as indices into their sorted names; numbers as they are."""
+    """The classes of texts as indices into their sorted names; numbers are kept."""
     if None in labels:
         return None, None
     if not isinstance(labels[0], str):

@@ -1,6 +1,4 @@
-"""Images and sounds as items of a corpus: small objects that know where their content lies and read
-it when asked.
-"""
+"""Images and sounds as items of a corpus: small objects that read their content on request."""
 
 import hashlib
 import io
@@ -27,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """A recording, and so an item that is in memory already.
+    """A recording, as an item in memory.
 
     Attributes:
-        samples: of one channel, float32 with a full scale of 1, shape (samples,).
+        samples: the samples of one channel, float32 with a full scale of 1, shape (samples,).
         rate: samples per second.
-        text: what is said, where that is known; decoders read it.
+        text: the words spoken, if known; decoders read them.
     """
 
     samples: np.ndarray
@@ -61,7 +59,7 @@ class Sound:
         return self
 
     def digest(self) -> bytes:
-        """sha256 of the rate, the samples and the text."""
+        """SHA-256 of the rate, the samples and the text."""
         return hashlib.sha256(
             repr(self.rate).encode() + self.samples.tobytes() + self.text.encode()
         ).digest()
@@ -69,9 +67,7 @@ class Sound:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ArrayImage:
-    """A small image in memory: uint8, shape (height, width) if it is grey, (height, width, 3) if
-    not.
-    """
+    """A small image in memory: uint8, of shape (height, width) if grey, else (height, width, 3)."""
 
     pixels: np.ndarray
 
@@ -99,7 +95,7 @@ class ArrayImage:
         return Image.fromarray(self.pixels)
 
     def digest(self) -> bytes:
-        """sha256 of the shape and the pixels."""
+        """SHA-256 of the shape and the pixels."""
         return hashlib.sha256(repr(self.pixels.shape).encode() + self.pixels.tobytes()).digest()
 
 
@@ -110,11 +106,11 @@ class MediaFile:
     Attributes:
         kind: image or audio.
         path: the file.
-        part: which part of a larger file it is, for errors.
-        read: reads it as it is stored, from the path and ``at``, where in the file it lies.
-        text: what is said in a sound, where that is known.
-        page: which of several pictures in an image file it is, from 0: a page of a TIFF, a frame of
-            an animation.
+        part: the part of a larger file, for errors.
+        read: reads it as it is stored, from the path and the position ``at`` in the file.
+        text: the words spoken in a sound, if known.
+        page: the index of a picture in an image file with several: a page of a TIFF, a frame of an
+            animation.
     """
 
     kind: str
@@ -134,45 +130,47 @@ class MediaFile:
         return self.read(self.path, *self.at)
 
     def load(self) -> "Image | Sound":
-        """The image, upright, in mode L if it is grey and in mode RGB if not; or the sound at its
-        own rate.
+        """The image, upright, in mode L if it is grey, else in RGB; or the sound at its own rate.
 
-        Transparency is dropped, and several channels of a sound are averaged. Its samples are those
-        that soundfile
-        gives: full scale is 1, which floats and what lossy formats decode to may exceed. Recordings
-            that were joined
-        into one file, as OGG and MP3 allow, are one sound.
+        Transparency is dropped, and several channels of a sound are averaged. Samples are those of
+        soundfile: full scale is 1, which floats and decoded lossy formats may exceed. Recordings
+        joined in one file, as OGG and MP3 allow, are one sound.
 
         Raises:
-            AnalysisError: the file is not there, is no image or sound, is empty or cut short; or a
-                sound has samples that are not finite or not scaled to a full scale of 1.
+            AnalysisError: the file is missing, no image or sound, empty or cut short; or a sound
+                has samples that are not finite or not scaled to a full scale of 1.
         """
         item = decoded(self.kind, self.content(), str(self), self.page)
         return replace(item, text=self.text) if self.text else item
 
     def digest(self) -> bytes:
-        """sha256 of the content, and of what is said, or which picture it is."""
+        """SHA-256 of the content and of the text or the page."""
         page = f"picture {self.page}" if self.page else ""
         return hashlib.sha256(self.content() + self.text.encode() + page.encode()).digest()
 
 
 def decoded(kind: str, content: bytes, name: str, page: int = 0) -> "Image | Sound":
-    """An image or a sound out of its file's content; ``name`` is that of the file, for errors."""
+    """An image or a sound from the content of its file.
+
+    Args:
+        name: the name of the file, for errors.
+    """
     if kind == "image":
         return _image(io.BytesIO(content), name, page)
     return _sound(content, name)
 
 
-# The formats of Pillow that hold several pictures. What else there is in one, such as the preview
-# of a photograph, the layers of a drawing or the sizes of an icon, shows the same picture again.
+# Formats of Pillow with several pictures in a file. In other formats, further pictures (the preview
+# of a photograph, the layers of a drawing, the sizes of an icon) show the first one again.
 _SEVERAL = {"TIFF", "GIF", "PNG", "WEBP", "AVIF", "FLI", "DCX", "IM"}
-# In a TIFF: whether a page is a reduced copy of another, or a mask of it.
+# In a TIFF: the tag that tells whether a page is a reduced copy of another, or a mask of it.
 _SUBFILE_TYPE, _REDUCED, _MASK = 254, 1, 4
 
 
 def parts_of(item: MediaFile) -> list[MediaFile]:
-    """The pictures of an image file, each an item; a file that cannot be read is one, and says so
-    when it is loaded.
+    """The pictures of an image file, each as an item.
+
+    A file that cannot be read is one item, whose ``load()`` raises the error.
     """
     from PIL import Image
 
@@ -182,7 +180,7 @@ def parts_of(item: MediaFile) -> list[MediaFile]:
         with Image.open(item.path) as opened:
             count = getattr(opened, "n_frames", 1)
             pages = [page for page in range(count) if count == 1 or not _is_copy(opened, page)]
-    except Exception:  # Whatever a decoder of Pillow meets in a damaged file.
+    except Exception:  # Decoders of Pillow raise many errors for damaged files.
         return [item]
     if len(pages) < count:
         note = (
@@ -201,7 +199,8 @@ def _is_copy(opened: "Image", page: int) -> bool:
     return bool(opened.tag_v2.get(_SUBFILE_TYPE, 0) & (_REDUCED | _MASK))
 
 
-# Rows are read in order, and Parquet unpacks a group of them (a hundred images or so) at a time.
+# Cached, since rows are read in order, and Parquet unpacks a group of about a hundred images at a
+# time.
 @lru_cache(maxsize=1)
 def row_group(path: Path, group: int, column: str) -> "ChunkedArray":
     with parquet_file(path) as file:
@@ -229,14 +228,15 @@ def _image(file: BinaryIO, name: str, page: int) -> "Image":
             opened.seek(page)
         opened.load()
         image = ImageOps.exif_transpose(opened)
-    # Pillow would cut sixteen bits off at 255, not scale them. Those of a PGM it gives in 32.
+    # Pillow would clip 16-bit values at 255 instead of scaling them. It returns those of a PGM in
+    # 32 bits.
     if image.mode.startswith("I;16") or (image.mode == "I" and form in ("PPM", "PNG")):
         return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise AnalysisError(
             f"{name} has 32-bit pixels of an unknown range: save it with 8 or 16 bits a channel"
         )
-    if image.mode == "P":  # Straight to RGB, a palette with transparency gives a warning.
+    if image.mode == "P":  # Directly to RGB, a palette with transparency gives a warning.
         image = image.convert("RGBA")
     mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
     return image.convert(mode)
@@ -272,7 +272,7 @@ def _recording(content: bytes, name: str) -> Sound:
 
     file = io.BytesIO(with_length(content))
     with translated(name, "is no sound or cannot be read"), soundfile.SoundFile(file) as sound:
-        # In blocks: a damaged header may declare more samples than memory holds.
+        # In blocks, since a damaged header may declare more samples than fit in memory.
         blocks = [np.zeros(0, np.float32)]
         while len(block := sound.read(2**20, dtype="float32", always_2d=True)):
             blocks.append(block.mean(axis=1))
@@ -299,8 +299,7 @@ def _refuse_samples(name: str, samples: np.ndarray) -> None:
         )
     if not np.isfinite(samples).all():
         raise AnalysisError(f"{name} has samples that are not finite numbers: mend or remove it")
-    # Floats may be louder than full scale; those of whole numbers that were not scaled are much
-    # louder.
+    # Floats may exceed full scale slightly; integers that were not scaled exceed it by far.
     if (peak := np.abs(samples).max()) > _LOUDEST:
         raise AnalysisError(
             f"{name} has samples up to {peak:.6g}: scale them to lie between -1 and 1"

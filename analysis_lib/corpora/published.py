@@ -1,6 +1,6 @@
 """Corpora of the hub: Parquet files, each at a pinned revision.
 
-A new one is an entry of ``data/corpora.yml``, which says what each field means.
+To add one, write an entry of ``data/corpora.yml``, where the fields are explained.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ class Dataset:
     validation: float = 0.0
 
     def known(self) -> KnownCorpus:
-        """The corpus of its files."""
+        """The corpus of the dataset."""
         splits = [*self.splits]
         return KnownCorpus(self.description, splits, self.examples, self.origin, self.kind)
 
@@ -59,7 +59,7 @@ class Dataset:
             yield from examples
 
     def _texts(self, path: Path) -> Iterable[Example]:
-        """The texts of a file; where they have classes, those of which a majority agrees on one."""
+        """The texts of a file; if they have classes, only those on which a majority agrees."""
         columns = [self.text] if isinstance(self.text, str) else [*self.text]
         if not self.label:
             return (Example(str(text)) for (text,) in open_table(path).rows(columns))
@@ -73,11 +73,11 @@ class Dataset:
         return checked(str(path), examples)
 
     def _class_name(self, label: int | dict | None) -> str | None:
-        """The name of a class; None where annotators disagree.
+        """The name of a class; None if annotators disagree.
 
-        It is blank for what is no class, such as the -1 of the hub.
+        It is blank for a missing class, such as -1 on the hub.
         """
-        # A post that was annotated has a label from each annotator.
+        # An annotated post has a label from each annotator.
         votes = label["label"] if isinstance(label, dict) else [label]
         (majority, count), *_ = Counter(votes).most_common(1)
         if 2 * count <= len(votes):

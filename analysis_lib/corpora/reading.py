@@ -1,4 +1,4 @@
-"""The content of a file, and what is said of one that is damaged."""
+"""Content of files, with errors of one line for damaged ones."""
 
 import bz2
 import gzip
@@ -11,23 +11,23 @@ from pathlib import Path
 
 from analysis_lib.errors import AnalysisError, what_failed
 
-# As in "cannot identify image file <_io.BytesIO object at 0x7f1c>".
+# Such as "cannot identify image file <_io.BytesIO object at 0x7f1c>".
 _OBJECT = re.compile(r" ?<\S+ object at 0x\w+>")
 
 
 @contextmanager
 def translated(name: object, fault: str) -> Iterator[None]:
-    """Inside it, an error of another library becomes an AnalysisError, in one line.
+    """A context in which an error of another library becomes an AnalysisError of one line.
 
     Args:
-        name: of the file, or of what is in it.
+        name: the name of the file, or of a part of it.
         fault: the rest of the line's first clause, such as "is no Parquet file".
     """
     try:
         yield
     except AnalysisError:
         raise
-    except Exception as error:  # Each library has its own.
+    except Exception as error:  # Each library has errors of its own.
         reason = _OBJECT.sub("", what_failed(error))[:200]
         raise AnalysisError(f"{name} {fault} ({reason}): mend it, or copy it again") from error
 
@@ -39,7 +39,11 @@ def refuse_irregular(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file as it is stored; an AnalysisError if it cannot be read."""
+    """The bytes of a file as it is stored.
+
+    Raises:
+        AnalysisError: it cannot be read.
+    """
     refuse_irregular(path)
     try:
         return path.read_bytes()
@@ -68,7 +72,7 @@ def is_packed(path: Path) -> bool:
 
 
 def ending(path: Path) -> str:
-    """The ending of a file's name that tells its format, without that of a compressed file.
+    """The ending of a file's name that gives its format, before that of a compression.
 
     >>> ending(Path("reviews.CSV.gz")), ending(Path("notes.txt"))
     ('.csv', '.txt')
@@ -87,12 +91,20 @@ def unpacked(path: Path) -> bytes:
 
 
 def text_of(path: Path) -> str:
-    """The text of a file, or an AnalysisError if it is not UTF-8."""
+    """The text of a file.
+
+    Raises:
+        AnalysisError: it is not UTF-8.
+    """
     return decoded_text(str(path), unpacked(path))
 
 
 def decoded_text(name: str, stored: bytes) -> str:
-    """Bytes as text, or an AnalysisError if they are not UTF-8."""
+    """Bytes as text.
+
+    Raises:
+        AnalysisError: they are not UTF-8.
+    """
     if stored.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise AnalysisError(
             f"{name} is not UTF-8 but UTF-16: convert it first, with `iconv -f UTF-16 -t UTF-8`"
@@ -116,5 +128,5 @@ def lines_of(text: str) -> list[str]:
     """The lines of a text."""
     if not text:
         return []
-    # Not str.splitlines, which also cuts at form feeds and other separators inside a line.
+    # ``str.splitlines`` also cuts at form feeds and other separators inside a line.
     return io.StringIO(text, newline=None).read().removesuffix("\n").split("\n")

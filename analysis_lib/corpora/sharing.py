@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def path_to_share(path: str) -> str:
-    """A path below the current folder as it was given, and the last part of any other.
+    """A path below the current folder as given; of any other path, the last part.
 
     >>> path_to_share("models/bert"), path_to_share("/home/someone/models/bert")
     ('models/bert', 'bert')
@@ -16,12 +16,12 @@ def path_to_share(path: str) -> str:
 
 
 def last_part(path: str) -> str:
-    """The last part of a path, or all of one that has none."""
+    """The last part of a path, or the path itself if it has none."""
     return Path(path).name or path
 
 
 def data_to_share(spec: str) -> str:
-    """The specification of a corpus, with its path as :func:`path_to_share` gives it.
+    """The specification of a corpus, with its path shortened by :func:`path_to_share`.
 
     >>> data_to_share("/home/someone/reviews.csv:text"), data_to_share("wikipedia")
     ('reviews.csv:text', 'wikipedia')
@@ -31,7 +31,7 @@ def data_to_share(spec: str) -> str:
 
 
 def data_name(spec: str) -> str:
-    """A corpus without any folder that its file lies in.
+    """The specification of a corpus without the folders of its file.
 
     >>> data_name("data/reviews.csv:a/b"), data_name("news:sentences")
     ('reviews.csv:a/b', 'news:sentences')
@@ -41,7 +41,7 @@ def data_name(spec: str) -> str:
 
 
 def path_and_columns(spec: str) -> tuple[str, str]:
-    """The path in a specification, and the rest: both may have colons and slashes.
+    """The path in a specification, and the rest; both may contain colons and slashes.
 
     >>> path_and_columns("absent/reviews.csv:text:label")
     ('absent/reviews.csv', ':text:label')

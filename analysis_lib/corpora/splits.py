@@ -1,7 +1,7 @@
-"""Draws from a corpus: a random sample, or one split of three with the balance of the classes.
+"""Draws from a corpus: a random sample, or one of three splits with the same balance of classes.
 
-Every draw depends on its arguments alone. The generators are numpy's, not scikit-learn's: the
-measurements in ``data/measurements`` are of the texts that these draw.
+Every draw depends only on its arguments. The generators are numpy's, not scikit-learn's: the
+measurements in ``data/measurements`` use the texts that these draw.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,15 +11,19 @@ import numpy as np
 from analysis_lib.corpora.corpus import Corpus, Example
 from analysis_lib.errors import AnalysisError, require_seed, require_whole
 
-# Of a corpus with classes: to train on, to stop training by, and to measure on.
+# Splits of a corpus with classes: for training, for early stopping, and for measuring.
 SPLITS = ("train", "validation", "test")
-# One of so many units, or of texts without units, is held out from pretraining.
+# One unit in this many, or one text in this many without units, is held out from pretraining.
 _UNITS = 10
 _TEXTS = 40
 
 
 def check_draw(limit: int | None, seed: int | None) -> None:
-    """Raise an AnalysisError if no items can be drawn so: a limit below 1 or a negative seed."""
+    """Check the arguments of a draw.
+
+    Raises:
+        AnalysisError: a limit below 1 or a negative seed.
+    """
     if limit is not None:
         require_whole("the limit", limit, 1)
     if seed is not None:
@@ -29,7 +33,7 @@ def check_draw(limit: int | None, seed: int | None) -> None:
 def sample(corpus: Corpus, limit: int | None, seed: int | None) -> Corpus:
     """At most ``limit`` items of a corpus, in its order: a uniform sample.
 
-    Where the seed is None, the first ones.
+    If the seed is None, the first items.
     """
     if limit is None or limit >= len(corpus):
         return corpus
@@ -42,7 +46,7 @@ def sample(corpus: Corpus, limit: int | None, seed: int | None) -> Corpus:
 def stratified(corpus: Corpus, count: int, seed: int = 0) -> Corpus:
     """``count`` items of a corpus in its order, drawn so that each class keeps its share.
 
-    The corpus itself if it has no more than ``count`` items.
+    A corpus of at most ``count`` items is returned as it is.
 
     Raises:
         AnalysisError: the corpus has no classes, or ``count`` is below 1.
@@ -60,16 +64,16 @@ def stratified(corpus: Corpus, count: int, seed: int = 0) -> Corpus:
     classes, sizes = np.unique(corpus.labels, return_counts=True)
     shares = count * sizes / len(corpus)
     counts = np.floor(shares).astype(int)
-    # The items that rounding down has left go to the classes that lost most by it.
+    # Items left over by rounding down go to the classes that lost most by it.
     left = count - counts.sum()
     counts[np.argsort(counts - shares, kind="stable")[:left]] += 1
     return corpus.take(drawn(corpus.labels, dict(zip(classes, counts, strict=True)), seed))
 
 
 def held_out(units: Sequence | None, count: int) -> np.ndarray:
-    """Which of ``count`` texts pretraining does not see, as booleans.
+    """True at those of ``count`` texts that pretraining does not see.
 
-    These are the texts of every tenth unit, such as an article; without units, every 40th text.
+    They are the texts of every tenth unit, such as an article; without units, every 40th text.
 
     >>> held_out([*"aabcdefghiijk"], 13).nonzero()
     (array([11]),)
@@ -83,7 +87,7 @@ def held_out(units: Sequence | None, count: int) -> np.ndarray:
 
 
 def drawn(labels: Sequence, sizes: Mapping[object, int], seed: int = 0) -> np.ndarray:
-    """The sorted indices of ``sizes[label]`` items of each class, drawn without replacement.
+    """Sorted indices of ``sizes[label]`` items of each class, drawn without replacement.
 
     >>> drawn(["a", "b", "b", "c"], {"b": 2, "a": 1})
     array([0, 1, 2])
@@ -106,19 +110,19 @@ def division(
     rounding: Callable[[float], int] = round,
     most: int | None = None,
 ) -> list[int]:
-    """The indices of a split's items, class after class, each class in a random order.
+    """Indices of a split's items, class after class, each class in a random order.
 
-    The first of a class are for the test, the next for validation, and the rest for training. The
-    seed of a class is its number among ``classes``.
+    The first items of a class are for the test, the next for validation, and the rest for training.
+    The seed of a class is its index in ``classes``.
 
     Args:
         labels: the class of each item.
-        classes: the classes that are divided, in order.
+        classes: the classes to divide, in order.
         split: one of ``SPLITS``.
-        validation: the share of each class that is for validation.
-        test: the share of each class that is for the test.
-        rounding: makes a number of items of a share of them.
-        most: how many items of a class are kept at most; None keeps all.
+        validation: the share of each class for validation.
+        test: the share of each class for the test.
+        rounding: rounds a share of the items to a number of items.
+        most: the largest number of items of a class that are kept; None keeps all.
 
     >>> [sorted(division("aaaaabbbbb", "ab", split, 0.2, 0.2)) for split in SPLITS]
     [[0, 1, 3, 6, 7, 8], [4, 5], [2, 9]]
@@ -142,7 +146,7 @@ def division(
 def divided(
     examples: Sequence[Example], split: str, validation: float, test: float = 0.0
 ) -> list[Example]:
-    """The examples of a split in their order, drawn as :func:`division` draws them."""
+    """The examples of a split in their order, drawn by :func:`division`."""
     labels = [example.label for example in examples]
     chosen = division(labels, np.unique(labels), split, validation, test)
     return [examples[i] for i in sorted(chosen)]

@@ -1,8 +1,8 @@
-"""Tables of texts, wherever they are: one way to their columns.
+"""Tables of texts in files and in memory, with common access to their columns.
 
-In files: CSV, TSV, JSON, JSON lines, Parquet, Arrow and Feather, also compressed. In memory:
-frames of pandas and polars, Arrow tables, ``datasets``, dictionaries of columns, rows as
-dictionaries. Only the columns that are wanted are read; what comes row by row stays a stream.
+In files: CSV, TSV, JSON, JSON lines, Parquet, Arrow and Feather, also compressed. In memory: frames
+of pandas and polars, Arrow tables, ``datasets``, dictionaries of columns, rows as dictionaries.
+Only the columns needed are read, and streams of rows stay streams.
 """
 
 import csv
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-# What a cell of a text, a class or a unit may be.
+# Types of the cells of texts, classes and units.
 _SCALAR = str | int | float | None
 _NO_PARQUET = "is no Parquet file or cannot be read"
 _NO_ARROW = "is no Arrow file or cannot be read"
 
 
 class Table(NamedTuple):
-    """A table of which columns are read when they are asked for.
+    """A table whose columns are read on request.
 
     Attributes:
         name: the path, or the type of the object.
-        header: the names of the columns, in order; empty if a file is.
-        select: gives the rows of some columns, each row as a tuple of its cells.
-        is_stream: whether its rows come one by one, and once.
+        header: the names of the columns, in order; empty for an empty file.
+        select: returns the rows of some columns, each as a tuple of its cells.
+        is_stream: whether its rows can be read only once, one by one.
     """
 
     name: str
@@ -52,10 +52,10 @@ class Table(NamedTuple):
     is_stream: bool = False
 
     def rows(self, columns: Sequence[str]) -> Iterable[tuple]:
-        """The rows of some columns of a file, each row as a tuple of its cells.
+        """The rows of some columns of a file, each as a tuple of its cells.
 
         Raises:
-            AnalysisError: there is no such column, or several.
+            AnalysisError: there is no such column, or several of that name.
         """
         for column in columns:
             count = self.header.count(column)
@@ -73,10 +73,11 @@ class Table(NamedTuple):
         return self.select(columns)
 
     def column(self, column: str) -> list[str]:
-        """The cells of a column of a file as texts; a missing one is empty.
+        """The cells of a column of a file as texts; a missing cell is empty.
 
         Raises:
-            AnalysisError: there is no such column, or several, or it holds no texts.
+            AnalysisError: there is no such column, or several of that name, or it does not hold
+                texts.
         """
         texts = []
         for (cell,) in self.rows([column]):
@@ -85,7 +86,7 @@ class Table(NamedTuple):
                 raise AnalysisError(
                     f"{self.name}: column {column} holds a {kind}: name a column of texts"
                 )
-            # NaN, which is not itself, is missing.
+            # NaN, which is not equal to itself, is a missing cell.
             text = "" if cell is None or cell != cell else str(cell)
             texts.append(text)
         return texts
@@ -94,10 +95,11 @@ class Table(NamedTuple):
 def open_table(data: Path | Iterable) -> Table:
     """A table in a file or in memory.
 
-    What has no columns, such as a list of texts, has an empty header, and each row is an item.
+    Data without columns, such as a list of texts, has an empty header, and each row is an item.
 
     Raises:
-        AnalysisError: the file is not what its name says; the object gives neither texts nor rows.
+        AnalysisError: the file is not in the format of its name; the object has neither texts nor
+            rows.
     """
     if isinstance(data, Path):
         return _FORMATS.get(ending(data), _separated)(data)
@@ -109,7 +111,7 @@ def _separated(path: Path) -> Table:
     text = text_of(path)
     first_line = text.partition("\n")[0]
     delimiter = _delimiter(path, first_line)
-    # Between tabs, quotation marks are part of the text, unless the header is in them, too.
+    # In tab-separated files, quotation marks are part of the text, unless the header has them, too.
     is_quoted = delimiter != "\t" or first_line.startswith('"')
     quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     # The field limit of the csv module is 128 KiB; an utterance may be longer.
@@ -162,7 +164,7 @@ def _warn_of_lines_in_cells(path: Path, rows: list[list[str]]) -> None:
 
 
 def _json(path: Path) -> Table:
-    """A table of JSON objects, one on each line or all in one array."""
+    """A table of JSON objects, one per line or all in one array."""
     records = []
     names = {}
     for number, record in _numbered_records(path):
@@ -201,7 +203,7 @@ def _parquet(path: Path) -> Table:
 
     def select(columns: Sequence[str]) -> Iterable[tuple]:
         with translated(path, _NO_PARQUET), opened() as file:
-            # What else lies in the file, such as embeddings of the texts, is not unpacked.
+            # Other columns, such as embeddings of the texts, are not unpacked.
             return _columns_of(file.read(columns=[*columns]), columns)
 
     with translated(path, _NO_PARQUET), opened() as file:
@@ -209,7 +211,7 @@ def _parquet(path: Path) -> Table:
 
 
 def _arrow(path: Path) -> Table:
-    """A table in an Arrow file, which Feather is too, or in an Arrow stream of ``datasets``."""
+    """A table in an Arrow file (also Feather), or in an Arrow stream of ``datasets``."""
     import pyarrow as pa
 
     refuse_irregular(path)
@@ -250,7 +252,7 @@ def _in_memory(data: Iterable) -> Table:
     import pyarrow as pa
 
     name = type(data).__name__
-    # Lazy frames of polars are collected, and frames of polars are known by `iter_rows`.
+    # Lazy frames of polars are collected; frames of polars are recognised by `iter_rows`.
     if hasattr(data, "collect"):
         data = data.collect()
     if hasattr(data, "iter_rows"):
@@ -263,7 +265,7 @@ def _in_memory(data: Iterable) -> Table:
     if isinstance(data, pa.Table | pa.RecordBatch):
         return Table(name, data.schema.names, lambda columns: _columns_of(data, columns))
     if hasattr(data, "select_columns") and data.column_names:
-        # Of a dataset, what else is in a row, such as an image, is not decoded.
+        # Other columns of a dataset, such as images, are not decoded.
         return Table(
             name,
             data.column_names,
@@ -276,7 +278,7 @@ def _in_memory(data: Iterable) -> Table:
 
 
 def _iterated(name: str, data: Iterable, is_stream: bool) -> Table:
-    """Texts, or rows as dictionaries, that come one by one."""
+    """Texts, or rows as dictionaries, that are read one by one."""
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise AnalysisError(
             f"a {name} is no corpus: give texts in a list, a table with column=, or a name"
@@ -293,13 +295,13 @@ def _iterated(name: str, data: Iterable, is_stream: bool) -> Table:
 
 
 def _cells_of(records: Iterable[Mapping], columns: Sequence) -> Iterator[tuple]:
-    """The cells of rows that are dictionaries; None where a row lacks the column."""
+    """The cells of rows that are dictionaries; None if a row lacks the column."""
     for record in records:
         yield tuple(record.get(column) for column in columns)
 
 
 def _frame_rows(frame: "pd.DataFrame", columns: Sequence) -> Iterable[tuple]:
-    # Of a frame without any column, none can be named.
+    # A frame without columns has none to select.
     return zip(*(frame.get(column, ()) for column in columns), strict=True)
 
 

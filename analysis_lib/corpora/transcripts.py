@@ -1,4 +1,4 @@
-"""The texts of the sounds of a folder, as tables beside them give them."""
+"""Texts of the sounds of a folder, from tables beside them."""
 
 import logging
 from collections import defaultdict
@@ -8,24 +8,24 @@ from pathlib import Path, PurePosixPath
 from analysis_lib.corpora.tables import Table, open_table
 from analysis_lib.errors import AnalysisError
 
-# Names of columns in tables of sounds, in lower case: of the files, and of the words.
+# Names of columns in tables of sounds, in lower case: for file names, and for words.
 FILES = ["file_name", "audio_file_name", "filename", "file", "path"]
 FILES += ["audio", "audio_path", "audio_filepath", "wav", "wav_path"]
 WORDS = ["transcription", "transcript", "sentence", "text", "normalized_text", "raw_text"]
-# What `datasets` calls the table of a folder.
+# Name that `datasets` gives the table of a folder.
 METADATA = "metadata"
 
 
 def transcripts(
     folder: Path, sounds: Sequence[Path], tables: Iterable[Path]
 ) -> tuple[dict[Path, str], list[Path]]:
-    """The text of each sound of a folder that has one, and the tables that hold these.
+    """The texts of the sounds of a folder, by sound, and the tables that hold them.
 
     Such a table has a column of ``FILES`` and one of ``WORDS``. It names a sound by its path, from
     the folder of the table or from any folder above the sound, with or without its ending.
 
     Raises:
-        AnalysisError: a table names none of the sounds, or one sound twice with other words.
+        AnalysisError: a table names none of the sounds, or one sound twice with different words.
     """
     texts: dict[Path, str] = {}
     used = []
@@ -61,7 +61,7 @@ def transcripts(
 
 
 def _table_of_sounds(path: Path) -> Table | None:
-    """A table of sounds and their texts; None for another table."""
+    """A table of sounds and their texts; None if the table is another one."""
     is_metadata = path.stem.partition(".")[0].lower() == METADATA
     try:
         table = open_table(path)
@@ -82,7 +82,7 @@ def _table_of_sounds(path: Path) -> Table | None:
 
 
 def _column_of(table: Table, names: Sequence[str]) -> str | None:
-    """The column with the first of some names that the table has, however it is written."""
+    """The column with the first of some names that the table has, in any capitalisation."""
     columns = {str(column).strip().lower(): column for column in table.header}
     return next((columns[name] for name in names if name in columns), None)
 
@@ -97,7 +97,7 @@ def _by_name(sounds: Iterable[Path]) -> dict[str, list[Path]]:
 
 
 def _sound_of(name: str, home: Path, by_name: dict[str, list[Path]]) -> Path | None:
-    """The sound that a row of a table in the folder ``home`` names; None unless it is one."""
+    """The sound that a row of a table in the folder ``home`` names; None if it is not unique."""
     *above, last = PurePosixPath(name.strip().replace("\\", "/")).parts or [""]
     named = by_name.get(last, [])
     beside = [sound for sound in named if sound.parent == home.joinpath(*above)]

@@ -1,4 +1,4 @@
-"""Corpus x model x metrics -> tables."""
+"""Measurements: tables of metrics for a corpus under a model."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,7 @@
-"""Several models side by side, each with its untrained twin: ``compare({"news": ["minilm"]})``."""
+"""Several models side by side, each with its untrained twin.
+
+Example: ``compare({"news": ["minilm"]}, "anisotropy")``.
+"""
 
 import inspect
 import os
@@ -37,10 +40,10 @@ from analysis_lib.measurement.tables import LazyTables, Plain, Tables
 from analysis_lib.models import ModelName, title
 from analysis_lib.models.loading import checked_options, load_model, refuse_unloadable
 
-# What a row of a table is about.
+# Columns that identify a row of a table.
 PLACES = ("space", "layer", "head", "position", "dimension", "token_type", "key_type", "term")
-# What ``compare`` and the callback of a Trainer hand on to ``measure``: all but what they say
-# themselves.
+# Settings that ``compare`` and the callback of a Trainer pass to ``measure``: all except those that
+# they set themselves.
 SETTINGS = sorted(
     {
         name
@@ -49,19 +52,19 @@ SETTINGS = sorted(
     }
     - {"tokenizer", "processor", "column"}
 )
-# Tables whose rows hang on their numbers, or that cannot leave texts out.
+# Tables whose rows depend on their numbers, or that cannot leave texts out.
 NOT_PAIRED = ("outlier_dimensions", "spike_dimensions", "isotropy")
 
 
 class Comparison(LazyTables):
-    """The tables of several models: each is one DataFrame, with the columns of the model in front.
+    """The tables of several models, each as one DataFrame with columns for the model in front.
 
-    These are model (its :func:`~analysis_lib.models.title`), trained, twin (the seed of an
-    untrained twin; missing for the model itself), stack and width.
+    columns for the model are model (its :func:`~analysis_lib.models.title`), trained, twin (the
+    seed of an untrained twin; missing for the model itself), stack and width.
 
     Attributes:
         runs: the tables of each model, by (name, twin); twin is None for the model itself.
-        titles: what each is called, by name.
+        titles: the title of each model, by name.
     """
 
     def __init__(self, runs: dict[tuple[str, int | None], Tables]):
@@ -84,12 +87,13 @@ class Comparison(LazyTables):
         return pd.concat(frames, ignore_index=True)
 
     def differences(self, name: str) -> pd.DataFrame:
-        """How much more each model has than the first that was measured on the same texts.
+        """Differences between each model and the first one that was measured on the same texts.
 
-        Without twins. Columns: model, compared_with, those that say what a row is about, quantity
+        Twins are left out. Columns: model, compared_with, the columns that identify a row, quantity
         (the column of the table that is compared), difference, and the ends of its 95 % interval,
-        paired over texts: the same are left out of both. Rows are those that both models have;
-        dimensions are compared where both have as many. There are none of ``NOT_PAIRED``.
+        paired over texts: the same texts are left out of both. Rows are those that both models
+        have; dimensions are compared if both models have equally many. Tables in ``NOT_PAIRED``
+        have no differences.
         """
         if not isinstance(name, str) or name not in self:
             raise AnalysisError(f"there is no table {shown(name)}: {near_names(str(name), self)}")
@@ -109,7 +113,7 @@ class Comparison(LazyTables):
 
     @property
     def trained(self) -> dict[str, Tables]:
-        """The tables of the models as they are, by title, without their untrained twins."""
+        """The tables of the models without their untrained twins, by title."""
         return {
             self.titles[model]: tables
             for (model, twin), tables in self.runs.items()
@@ -118,7 +122,7 @@ class Comparison(LazyTables):
 
 
 def distinct_titles(names: Iterable[str]) -> dict[str, str]:
-    """The titles of models by name: of folders that end alike, so much of the end that they differ.
+    """Titles of models by name; folders with the same title get as much of their path as needed.
 
     >>> [*distinct_titles(["minilm", "a/x/model", "b/x/model"]).values()]
     ['MiniLM', 'a/x/model', 'b/x/model']
@@ -133,13 +137,13 @@ def distinct_titles(names: Iterable[str]) -> dict[str, str]:
             break
     if alike:
         for name, end in longer.items():
-            # Matplotlib leaves what begins with an underscore out of a legend.
+            # Matplotlib leaves labels with a leading underscore out of a legend.
             titles[name] = f"./{end}" if end.startswith("_") else end
     return titles
 
 
 def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
-    """The table of ``other`` less that of ``first``, see :meth:`Comparison.differences`."""
+    """The table of ``other`` minus that of ``first``, see :meth:`Comparison.differences`."""
     columns = [column for column in PLACES if column in first[name]]
     of_first = _places(first[name], columns).reset_index(names="first")
     of_other = _places(other[name], columns).reset_index(names="other")
@@ -165,13 +169,17 @@ def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
 
 
 def _places(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """The columns that say what a row is about; types, categories of each table, as text."""
+    """The columns that identify a row; categorical types, which differ between tables, as text."""
     types = [column for column in columns if table[column].dtype == "category"]
     return table[columns].astype(dict.fromkeys(types, str))
 
 
 def _checked_models(models: object) -> dict[str | Corpus, list[str]]:
-    """The names of models by their corpus, or its name, or an AnalysisError."""
+    """The names of models by corpus, or by its name, after validation.
+
+    Raises:
+        AnalysisError: the argument of ``compare`` is not valid.
+    """
     wanted_models = (
         'give lists of models by corpus, as in {"news": ["minilm", "bert-base-uncased"]}'
     )
@@ -195,7 +203,7 @@ def _checked_models(models: object) -> dict[str | Corpus, list[str]]:
 
 
 def _refuse_twice(names: list[str], dtype: str) -> None:
-    """Refuse a model that is given twice, be it by another path."""
+    """Raise an AnalysisError for a model that is given twice, even by another path."""
     known: dict[tuple, str] = {}
     for name in names:
         model = ModelName.parse(name)
@@ -222,27 +230,26 @@ def compare(
     device: str | None = None,
     **settings,
 ) -> Comparison:
-    """Measure several models, each on the corpus given for it, and their untrained twins.
+    """Measure several models, each on its corpus, and their untrained twins.
 
-    Twins whose tables come with the book are not measured again: see
+    Twins whose tables ship with the book are not measured again: see
     :func:`~analysis_lib.measurement.shipping.shipped_twin`.
 
     Args:
-        models: by corpus, loaded or as ``load_corpus`` takes it, the models to measure, as
-            ``load_model`` does.
-        metrics: as ``measure`` takes them.
-        limit: how many items of each corpus to read.
-        seed: with which they are drawn; None takes the first ones.
-        units: of tables in files, the column of what each text is a part of, see ``load_corpus``.
-        twins: with how many draws of the random weights that its training starts from to measure
-            each model also.
-        dtype, tokenizer, device: of all models, as ``load_model`` takes them.
-        settings: of ``measure``.
+        models: by corpus (loaded, or an argument of ``load_corpus``), the models to measure, as
+            names for ``load_model``.
+        metrics: as in ``measure``.
+        limit: number of items to read of each corpus.
+        seed: the seed with which items are drawn; None takes the first ones.
+        units: for tables in files, the column with the unit of each text, see ``load_corpus``.
+        twins: number of untrained twins of each model, drawn as its training would start.
+        dtype, tokenizer, device: for all models, as in ``load_model``.
+        settings: further arguments of ``measure``.
 
     Raises:
-        AnalysisError: no model, or the same twice; or what ``load_model``, ``load_corpus`` and
-            ``measure`` raise.
-        KeyboardInterrupt: its message says what is kept.
+        AnalysisError: no model, or the same one twice; or an error of ``load_model``,
+            ``load_corpus`` or ``measure``.
+        KeyboardInterrupt: the message says what is kept.
     """
     models = _checked_models(models)
     check_draw(limit, seed)
@@ -284,7 +291,7 @@ def compare(
                 if not known:
                     with interruption(kept=bool(runs and store.measurements_directory())):
                         loaded = load_model(whole, **given)
-                        # Networks stand beside other models, to which it means nothing.
+                        # ``maps`` has no effect on other models beside a network.
                         maps = of_vectors.maps if loaded.layout.maps else Settings.maps
                         known = measure(loaded, corpus, metrics, **{**settings, "maps": maps})
                 runs[name, twin] = known

@@ -1,4 +1,4 @@
-"""Who measures the shards: this process, processes beside it, or a Dask cluster."""
+"""Execution of shards: in this process, in processes beside it, or on a Dask cluster."""
 
 import asyncio
 import itertools
@@ -27,24 +27,23 @@ from analysis_lib.metrics.accumulator import Metric
 if TYPE_CHECKING:
     import distributed
 
-# Where Python and packages are installed: their modules are on every machine that can work.
+# Folders of Python and of installed packages, whose modules every worker machine has.
 _INSTALLED = [
     Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 ]
-# How long a scheduler may take to say who it is.
+# Seconds that a scheduler has to identify itself.
 SECONDS_TO_ANSWER = 10
-# Of more shards than these, a worker of a cluster takes a branch at once, and sends one result of
-# all of it.
+# Above this number of shards, a worker of a cluster takes a whole branch and sends one result.
 MANY_SHARDS = 1000
 
 
 class Workers(NamedTuple):
-    """What measures: processes of this machine, or those of a Dask cluster.
+    """Workers of a measurement: processes of this machine, or a Dask cluster.
 
     Attributes:
-        count: how many processes, this one among them.
+        count: number of processes, including this one.
         scheduler: the address of a Dask scheduler; None without a cluster.
-        timeout: after so many seconds in which nothing is worked on, a cluster is given up.
+        timeout: seconds without any work in progress after which a cluster is given up.
     """
 
     count: int = 1
@@ -52,7 +51,7 @@ class Workers(NamedTuple):
     timeout: float = 60
 
 
-# What the next shards gave, merged, and how many they are: one, or all of a branch.
+# Merged result of the next shards, and their number: one, or all of a branch.
 Part = tuple[int, Result]
 
 
@@ -62,10 +61,10 @@ def results(
     workers: Workers,
     kept: str = "",
 ) -> Iterator[Part]:
-    """The results of the shards, in their order.
+    """The results of the shards, in order.
 
     Args:
-        kept: what to add to an error: that what there was is kept.
+        kept: the end of error messages, which tells whether finished work is kept.
     """
     if (workers.count > 1 or workers.scheduler) and source.model.spec is None and shards:
         raise AnalysisError(
@@ -80,8 +79,9 @@ def results(
 
 
 def _beside_others(shards: list[Shard], source: Source, workers: int, kept: str) -> Iterator[Part]:
-    """Shards in this process and in others. One that is killed breaks its pool: another is
-    tried.
+    """Results of shards measured in this process and in others.
+
+    A worker that is killed breaks its pool; up to two new pools are tried.
     """
 
     def here(tasks: Sequence[Shard]) -> Part:
@@ -111,14 +111,16 @@ def in_order(
     here: Callable[[Sequence[Shard]], Part] | None = None,
     idle: Callable[[], None] = lambda: None,
 ) -> Iterator[Part]:
-    """What tasks give, in their order; of what waits for its turn there is as much as is under way,
-    at most.
+    """Results of tasks in their order, of which only a limited number waits for its turn.
+
+    The number of results that wait and tasks that run is at most about twice the number of running
+    tasks.
 
     Args:
-        places: how many tasks others may have.
-        here: measures in this process, too, while others work and while they start: it has the
-            model already.
-        idle: called after every second in which nothing has ended.
+        places: returns the number of tasks that the executor may have at a time.
+        here: measures a task in this process, which has the model already, while others start and
+            work.
+        idle: called after every second in which no task has ended.
     """
     waiting = deque(enumerate(tasks))
     running: dict[futures.Future, int] = {}
@@ -173,8 +175,8 @@ def _on_cluster(shards: list[Shard], workers: Workers, kept: str) -> Iterator[Pa
 
         def idle() -> None:
             nonlocal idle_seconds
-            # Not the workers that there are: those that retire are among them. A slow one holds its
-            # shard.
+            # The list of workers is no help, since it includes those that retire; a slow worker
+            # still holds its shard.
             held = answer(client.scheduler.processing, workers=None, callback_timeout=60)
             if any(held.values()):
                 idle_seconds = itertools.count()
@@ -188,7 +190,7 @@ def _on_cluster(shards: list[Shard], workers: Workers, kept: str) -> Iterator[Pa
         if not cores():
             raise AnalysisError(f"the Dask scheduler at {address} has no workers: {start_workers}")
         try:
-            # pure=False: a shard is no cache key, and hashing its texts would cost more than it
+            # ``pure=False``: shards are not reused, and hashing their texts would cost more than it
             # saves.
             executor = client.get_executor(pure=False, retries=2)
             yield from in_order(executor, _tasks(shards), lambda: 2 * max(cores(), 1), idle=idle)
@@ -203,12 +205,10 @@ def _on_cluster(shards: list[Shard], workers: Workers, kept: str) -> Iterator[Pa
 
 
 def _tasks(shards: list[Shard]) -> Iterator[list[Shard]]:
-    """What a worker takes at once: a shard, or of many shards a branch, of which it sends one
-    result.
-    """
+    """Tasks for a worker: single shards, or whole branches if there are many shards."""
     for _, branch in itertools.groupby(shards, lambda shard: shard.index // SHARDS_PER_BRANCH):
         branch = list(branch)
-        # What is left of a branch that was begun before is merged with its beginning, here.
+        # The rest of a branch begun earlier is merged in this process with its beginning.
         is_whole = branch[0].index % SHARDS_PER_BRANCH == 0
         if is_whole and len(shards) > MANY_SHARDS:
             yield branch
@@ -221,27 +221,27 @@ def _client(address: str) -> Iterator["distributed.Client"]:
     import distributed
 
     try:
-        # The client would wait for ever for what listens there and is no scheduler. In a thread: a
-        # notebook has a loop.
+        # The client would wait forever for a listener that is not a scheduler. In a thread, because
+        # a notebook has an event loop of its own.
         with futures.ThreadPoolExecutor(1) as executor:
             executor.submit(
                 asyncio.run, asyncio.wait_for(_greeting(address), SECONDS_TO_ANSWER)
             ).result()
         client = distributed.Client(address, timeout="10s", set_as_default=False)
-    except Exception as error:  # Whatever else may speak there.
+    except Exception as error:  # Other servers answer with arbitrary errors.
         raise AnalysisError(
             f"no Dask scheduler answers at {address}: start one with `dask scheduler`"
         ) from error
     try:
         yield client
     finally:
-        # A scheduler that hangs takes no leave.
+        # A scheduler that hangs does not answer the goodbye.
         with suppress(TimeoutError):
             client.close()
 
 
 async def _greeting(address: str) -> None:
-    """Ask a scheduler who it is."""
+    """Raise an error unless a Dask scheduler answers at the address."""
     from distributed.comm import connect
     from distributed.security import Security
 
@@ -258,8 +258,9 @@ async def _greeting(address: str) -> None:
 
 @contextmanager
 def _silent(name: str) -> Iterator[None]:
-    """Inside it, a logger is silent: the client's own words on a scheduler that is gone are
-    tracebacks.
+    """A context in which a logger is silent.
+
+    The client logs tracebacks when its scheduler is gone.
     """
     logger = logging.getLogger(name)
     before = logger.disabled
@@ -270,12 +271,12 @@ def _silent(name: str) -> Iterator[None]:
         logger.disabled = before
 
 
-# --- What is sent to other processes --------------------------------------------------------------
+# --- Pickles for other processes ------------------------------------------------------------------
 
 
 def packed(work: object, metrics: Iterable[Metric]) -> bytes:
-    """What to send to another process, with the code of metrics that are not the library's."""
-    # Modules of the user's are sent whole: a worker on another machine cannot import them.
+    """Work for another process, pickled with the code of metrics that are not the library's."""
+    # The user's modules are sent in full, since workers on other machines cannot import them.
     names = {type(metric).__module__ for metric in metrics} - {"__main__"}
     modules = [sys.modules[name] for name in names if name in sys.modules and _is_users(name)]
     for module in modules:
@@ -294,7 +295,7 @@ def packed(work: object, metrics: Iterable[Metric]) -> bytes:
 
 
 def measure_packed(task: bytes) -> Part:
-    """What the shards of a task give, merged, in another process."""
+    """Merged result of the shards of a task, computed in another process."""
     shards = _unpacked(task)
     if len(shards) == 1:
         return 1, measure_shard(*shards)
@@ -315,7 +316,7 @@ def _unpacked(work: bytes) -> Any:
 
 
 def _is_users(module: str) -> bool:
-    """Whether a module is the user's: not the library's, nor installed, nor Python's."""
+    """Whether a module is the user's: not the library's, an installed package's or Python's."""
     if module.partition(".")[0] in (__name__.partition(".")[0], *sys.builtin_module_names):
         return False
     file = getattr(sys.modules[module], "__file__", None)

@@ -1,6 +1,4 @@
-"""What an intervention puts in, and the norms that count: of the vectors of a corpus under a
-model.
-"""
+"""Corpus statistics that interventions need: means, deviations, sample vectors, norm limits."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,21 +19,25 @@ from analysis_lib.metrics.norms import TokenNorms
 from analysis_lib.models import TOKEN_TYPES, LoadedModel
 from analysis_lib.progress import bar
 
-# How many vectors of each type of token are kept of a layer, for ``other`` and ``other_of_type``.
+# Number of vectors of each type of token kept per layer, for ``other`` and ``other_of_type``.
 POOL = 512
-# So many items become batches together.
+# Number of items that are made into batches together.
 ITEMS = 512
-# The latest that was gathered: arms of one experiment need the same.
+# The latest sums gathered, since the arms of an experiment often need the same ones.
 _latest: dict[tuple, "_Gathering"] = {}
 
 
 @dataclass(eq=False)
 class _Sums:
-    """Of the vectors of one site in one layer, by half of the groups and by type of token.
+    """Sums over the vectors of one site in one layer, by half of the groups and by type of token.
 
     Attributes:
-        pool: by type, and of all, if any: a random key of each vector, the vectors and their
-            groups. Those with the smallest keys stay.
+        counts: number of vectors, half x type.
+        sums: sums of vectors, half x type x head x dim.
+        squares: sums of squares, half x head x dim.
+        products: sums of outer products, half x head x dim x dim; None if not needed.
+        pool: for each type, then for all types: a random key of each vector, the vectors, and the
+            groups of their texts. The vectors with the smallest keys are kept. Empty if not needed.
     """
 
     counts: Tensor
@@ -46,7 +48,7 @@ class _Sums:
 
     @classmethod
     def empty(cls, vectors: Tensor, products: bool, pool: bool) -> "_Sums":
-        """For vectors like these, token x head x dim."""
+        """Zero sums for vectors of a given shape, token x head x dim."""
         types = len(TOKEN_TYPES)
         _, heads, width = vectors.shape
         zeros = partial(torch.zeros, dtype=torch.float64)
@@ -59,7 +61,14 @@ class _Sums:
         return cls(counts, sums, squares, outer, pools)
 
     def add(self, vectors: Tensor, types: Tensor, groups: Tensor, draws: torch.Generator) -> None:
-        """Vectors, token x head x dim, their types, and the groups of their texts."""
+        """Add vectors to the sums and the pool.
+
+        Args:
+            vectors: token x head x dim.
+            types: the type of each token.
+            groups: the jackknife group of the text of each token.
+            draws: the source of the random keys of the pool.
+        """
         for half in (0, 1):
             ours = groups % 2 == half
             double = vectors[ours].double()
@@ -71,7 +80,7 @@ class _Sums:
                 self.products[half] += torch.einsum("nhd,nhe->hde", double, double)
         keys = torch.rand(len(vectors), generator=draws, dtype=torch.float64)
         for kind in range(len(self.pool)):
-            # The last pool is that of all types.
+            # The last pool holds all types.
             ours = (types == kind) | (kind == len(TOKEN_TYPES))
             news = keys[ours], vectors[ours], groups[ours]
             joined = [torch.cat(pair) for pair in zip(self.pool[kind], news, strict=True)]
@@ -101,13 +110,13 @@ class _Sums:
                 spread = along.clamp_min(0).sqrt()
         if change.by == "mean_of_rest":
             mean[:, -1] = self._mean_of_rest(change, name)
-        # Only what the change will look at: workers get it.
+        # Only the pools that the change reads, since all of this is sent to workers.
         wanted = {"other": self.pool[-1:], "other_of_type": self.pool[:-1]}.get(change.by, ())
         pools = tuple(part[1:] for part in wanted)
         return Gathered(counts, mean, deviation, directions, spread, pools)
 
     def _mean_of_rest(self, change: Replace, name: str) -> Tensor:
-        """half x head x dim, of the tokens of all types that are not replaced."""
+        """Mean over the tokens of all types that are not replaced, half x head x dim."""
         rest = torch.tensor([kind not in change.tokens for kind in TOKEN_TYPES])
         counts = self.counts[:, rest].sum(1)
         sums = self.sums[:, rest].sum(1)
@@ -129,7 +138,7 @@ class _Sums:
 def _directions(
     wanted: str | int | tuple, mean: Tensor, covariance: Tensor | None, name: str
 ) -> Tensor:
-    """half x head x direction x dim, orthonormal."""
+    """Orthonormal directions, half x head x direction x dim."""
     halves, heads, width = mean.shape
     if wanted == "mean":
         return torch.nn.functional.normalize(mean, dim=-1).unsqueeze(2)
@@ -138,7 +147,7 @@ def _directions(
             raise AnalysisError(
                 f"{name}: {wanted} principal directions of {width} dimensions: give fewer"
             )
-        # In order of their variance.
+        # Eigenvectors with the largest variance first.
         return torch.linalg.eigh(covariance)[1][..., width - wanted :].flip(-1).transpose(-1, -2)
     given = torch.tensor(wanted, dtype=torch.float64)
     if given.shape[1] != width:
@@ -146,16 +155,16 @@ def _directions(
             f"{name}: directions are of shape {tuple(given.shape)}: give vectors of {width} numbers"
         )
     _, sizes, basis = torch.linalg.svd(given, full_matrices=False)
-    basis = basis[sizes > sizes[0] * 1e-10]  # What depends on the others adds none.
+    basis = basis[sizes > sizes[0] * 1e-10]  # Directions that depend on the others are dropped.
     return basis.expand(halves, heads, *basis.shape)
 
 
 class _Gathering(Changes):
-    """Sees the vectors of sites where they would be changed, and changes none.
+    """A set of changes that changes nothing and sums the vectors at the sites.
 
     Attributes:
-        sums: by site and layer.
-        misfits: where there is no vector for each token.
+        sums: the sums, by site and layer.
+        misfits: sites and layers without one vector per token.
     """
 
     def __init__(self, sites: frozenset[str], products: bool, pool: bool):
@@ -196,10 +205,10 @@ class _Gathering(Changes):
         self.apply("weights", layer, torch.zeros(*keys.mask.shape, 0), keys, lambda: 0)
 
     def layers(self, model: LoadedModel, change: Replace) -> Sequence[int]:
-        """Those that a change is to be in.
+        """The layers of a change.
 
         Raises:
-            AnalysisError: one has no such site.
+            AnalysisError: a layer does not have the site.
         """
         known = _layers_of(change.where, self.sums)
         lost = _layers_of(change.where, self.misfits)
@@ -219,7 +228,7 @@ class _Gathering(Changes):
         return wanted
 
     def missing(self, model: LoadedModel, change: Replace) -> list[str]:
-        """The types of tokens that are to be changed, and have not been seen."""
+        """The types of tokens that the change names and no text has."""
         counts = torch.zeros(len(TOKEN_TYPES), dtype=torch.float64)
         for layer in self.layers(model, change):
             counts += self.sums[change.where, layer].counts.sum(0)
@@ -228,23 +237,23 @@ class _Gathering(Changes):
 
 
 def _layers_of(where: str, sites: Iterable[tuple[str, int]]) -> list[int]:
-    """The layers of the sites of one kind, in order."""
+    """Sorted layers of the sites of one kind."""
     return sorted(layer for site, layer in sites if site == where)
 
 
 def changes_of(
     model: LoadedModel, corpus: Corpus, settings: Settings, progress: bool = False
 ) -> Changes:
-    """The changes that the intervention of the settings comes to.
+    """The changes for an intervention in one model and corpus.
 
-    There is a pass over the corpus where means or other texts are needed. Where long vectors do not
-    count, another one gives the medians of their norms, with what is changed.
+    If means or other texts are needed, there is a pass over the corpus. If long vectors do not
+    count, another pass, with the changes, gives the median norms.
 
     Args:
-        progress: whether to show a bar of each pass.
+        progress: whether to show a bar for each pass.
 
     Raises:
-        AnalysisError: a layer, dimension, type of token or site that is not there; a mean of no
+        AnalysisError: a layer, dimension, type of token or site does not exist, or a mean has no
             token.
     """
     changes = []
@@ -261,7 +270,7 @@ def changes_of(
 def _batches(
     model: LoadedModel, corpus: Corpus, settings: Settings, purpose: str, progress: bool
 ) -> Iterator[capture.Batch]:
-    """Those of the whole corpus, and a bar of how much of it is read."""
+    """The batches of the whole corpus, with a progress bar."""
     groups = corpus.groups(GROUPS)
     description = f"{model.name} on {corpus.name}, {purpose}"
     shown_as = {"unit": model.kind, "show": progress, "leave": False}
@@ -284,7 +293,7 @@ def _batches(
 def _limits(
     model: LoadedModel, corpus: Corpus, settings: Settings, changes: Changes, progress: bool
 ) -> dict[int, float]:
-    """By layer, the norm from which hidden vectors do not count."""
+    """The norm from which on hidden vectors do not count, by layer."""
     if model.layout.maps:
         raise AnalysisError(
             f"{model.name}: its hidden states are maps, whose norms are not told apart: leave "
@@ -324,7 +333,7 @@ def _changes(model: LoadedModel, change: Replace, gathering: _Gathering) -> Iter
 
 
 def _needs_corpus(change: Replace) -> bool:
-    """Whether what is put in depends on the texts."""
+    """Whether the replacement depends on the texts."""
     if change.where == "weights":
         return False
     return change.by != "zero" or isinstance(change.directions, int | str)
@@ -340,7 +349,8 @@ def _needs_products(change: Replace) -> bool:
 def _gather(model: LoadedModel, corpus: Corpus, settings: Settings, progress: bool) -> _Gathering:
     """Sums of the vectors of every layer at the sites of the changes.
 
-    Of few texts where few are enough.
+    If the replacement does not depend on the texts, only as many batches are read as are needed to
+    find the layers and the types of tokens.
     """
     changes = settings.intervention
     sites = frozenset(change.where for change in changes)
@@ -358,7 +368,7 @@ def _gather(model: LoadedModel, corpus: Corpus, settings: Settings, progress: bo
     gathering = _Gathering(sites, products, pool)
     for batch in _batches(model, corpus, plain, "first pass", progress):
         capture.run(model, batch, frozenset(), lambda _: None, plain.maps, gathering)
-        # What is not there is refused before the rest is read.
+        # Stop at the first batches if all types of tokens have occurred.
         missing = []
         for change in changes:
             missing += gathering.missing(model, change)

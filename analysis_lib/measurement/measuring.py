@@ -1,4 +1,4 @@
-"""Corpus x model x metrics -> tidy tables: ``measure(model, corpus, "anisotropy")``."""
+"""Measurements: ``measure(model, corpus, "anisotropy")`` gives tidy tables."""
 
 import itertools
 import logging
@@ -47,11 +47,9 @@ from analysis_lib.progress import bar
 
 # In seconds.
 WORKER_TIMEOUT = 60
-# The share of unknown tokens from which they are worth a note, and from which they spoil the
-# numbers.
+# Share of unknown tokens from which on a note says so, and from which on numbers are unreliable.
 SOME_UNKNOWN, MUCH_UNKNOWN = 0.01, 0.1
-# What the checkpoints of a run are called: by Trainer, by ``pretrain``, and those of the
-# MultiBERTs.
+# Names of training checkpoints: of Trainer, of ``pretrain``, and of the MultiBERTs.
 CHECKPOINT_NAME = re.compile(r"checkpoint-\d+|(multiberts-)?seed_\d+-step_\d+k?")
 
 
@@ -76,63 +74,63 @@ def measure(
     checkpoints: Path | str | None = None,
     progress: bool = True,
 ) -> Tables:
-    """Measure every metric of a corpus under a model, in one pass.
+    """Measure metrics of a corpus under a model, in one pass.
 
-    Every shard of the corpus is computed with as many processor threads as PyTorch has in this
-    process (``torch.set_num_threads``, ``OMP_NUM_THREADS``; all cores by default), whoever computes
-    it. So the result is the same, byte for byte, for any number of workers on this machine. On a
-    CPU it is also the same for any number of threads, unless the weights take more than a gigabyte,
-    the model is one that a program holds, or an intervention needs means or other texts. For these,
-    and on another processor, sums are formed in another order and by other kernels: in single
-    precision the tables then agree to 4 parts in 10,000, or 2 millionths of a column's root mean
-    square where a value is what is left of a cancellation (10 for the ends of an interval), and in
-    double precision to 2 parts in 10⁹.
+    Every shard of the corpus is computed with as many threads as PyTorch has in this process
+    (``torch.set_num_threads``, ``OMP_NUM_THREADS``; all cores by default), whichever process
+    computes it. The result is therefore the same, byte for byte, for any number of workers on this
+    machine. On a CPU it is also the same for any number of threads, with three exceptions: weights
+    of more than a gigabyte, a model object passed by a program, and interventions that need means
+    or other texts. In these cases, and on another processor, sums are added in another order and by
+    other kernels. In single precision the tables then agree to 4 parts in 10,000, or to 2
+    millionths of a column's root mean square for values that remain after a cancellation (10
+    millionths for the ends of intervals); in double precision they agree to 2 parts in 10⁹.
 
-    Workers that have more threads than there are cores take turns, at little cost. One thread per
-    worker (``OMP_NUM_THREADS=1``) is fastest where there are as many workers as cores.
+    Workers with more threads than there are cores take turns, at little cost. One thread per worker
+    (``OMP_NUM_THREADS=1``) is fastest with as many workers as cores.
 
-    What is finished is kept, and found by later calls with the same model, corpus, settings and
-    metric, see :class:`~analysis_lib.measurement.stored.StoredMeasurements`.
+    Finished measurements are kept, and reused by later calls with the same model, corpus, settings
+    and metric, see :class:`~analysis_lib.measurement.stored.StoredMeasurements`.
 
     Args:
-        model: from ``load_model``, or what it takes: a name, a folder, or a model of transformers
-            that is at hand.
-        data: from ``load_corpus``, or what it takes: a name, a path, texts in a list or Series, a
-            table.
-        tokenizer, processor: what prepares the input of a model that is at hand, either of them; of
-            another one, see ``load_model``.
-        column: of a table that is at hand, the texts.
-        units: of a table, in a file or at hand, the column of what each text is a part of, such as
-            its document: intervals are over these, see ``load_corpus``.
+        model: from ``load_model``, or one of its arguments: a name, a folder, or a model object of
+            transformers.
+        data: from ``load_corpus``, or one of its arguments: a name, a path, texts in a list or
+            Series, a table.
         metrics: names, comma-separated or listed, accumulators such as
-            ``metrics.Isotropy(["query"])`` or one of your own, or ``all``, which leaves out what
-            cannot be had (``run["left_out"]`` says why).
+            ``metrics.Isotropy(["query"])`` or one of your own, or ``all``, which leaves out metrics
+            that are not available (``run["left_out"]`` says why).
+        tokenizer, processor: for a model object, the one that prepares its input (give either); for
+            other models, see ``load_model``.
+        column: the column of texts, if ``data`` is a DataFrame or the like.
+        units: the column of a table, in a file or in memory, with the unit of each text, such as
+            its document: intervals are over these, see ``load_corpus``.
         special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always
             do.
         long_texts: ``cut`` or ``window``, see :class:`Settings`.
-        tokens_per_batch: how many tokens, padding included, go through the model at once.
-        maps: of a convolutional network, ``flatten`` or ``positions``, see :class:`Settings`.
-        intervention: what is changed on the way, such as ``Replace("residual", layers=[3],
-            dimensions=[99])``, or several changes in a list. Where it needs means or other texts,
-            the corpus is read once more, before.
-        tokens: ``all``, or as in ``norm<10x`` those whose hidden vector is shorter than so many
-            times the median norm of its layer, which a pass before finds; ``run["report"]["long"]``
-            says how many were left out, by layer.
-        workers: processes on this machine, this one among them.
+        tokens_per_batch: number of tokens in a batch, padding included.
+        maps: for a convolutional network, ``flatten`` or ``positions``, see :class:`Settings`.
+        intervention: changes inside the model, such as ``Replace("residual", layers=[3],
+            dimensions=[99])``, or several in a list. If it needs means or other texts, the corpus
+            is read once more beforehand.
+        tokens: ``all``, or a limit such as ``norm<10x``: only tokens whose hidden vector is shorter
+            than 10 times the median norm of its layer, which an additional pass computes;
+            ``run["report"]["long"]`` gives the number of tokens left out, by layer.
+        workers: number of processes on this machine, including this one.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
-        worker_timeout: seconds in which no worker of the scheduler works, after which this is an
-            error.
-        checkpoints: a folder in which what is merged is kept about every minute; a run that was
-            interrupted goes on from there.
+        worker_timeout: seconds without a working worker of the scheduler after which an error is
+            raised.
+        checkpoints: a folder for the merged sums, written about every minute; an interrupted run
+            resumes from there.
         progress: whether to show a bar.
 
     Returns:
         The tables by name, such as ``tables["anisotropy"]``.
 
     Raises:
-        AnalysisError: a model that cannot be captured, vectors that are not finite (the layer is
-            named), too little text, workers that died, a scheduler that does not answer or has no
-            workers left.
+        AnalysisError: a model that cannot be captured, vectors that are not finite (the message
+            names the layer), too little text, workers that died, or a scheduler that does not
+            answer or has no workers left.
     """
     started = time.monotonic()
     metrics = resolvable(metrics)
@@ -165,7 +163,7 @@ def measure_sensible(
     progress: bool = True,
     workers: int = 1,
 ) -> Tables:
-    """:func:`measure` of the metrics that a model allows; ``run["left_out"]`` has the others."""
+    """:func:`measure` for the metrics that a model supports; ``run["left_out"]`` has the others."""
     started = time.monotonic()
     settings = Settings()
     source = as_source(model)
@@ -193,43 +191,41 @@ def measure_vectors(
     checkpoints: Path | str | None = None,
     progress: bool = True,
 ) -> Tables:
-    """Measure vectors that are at hand already, without a model: every metric that needs vectors
-    alone.
+    """Measure given vectors, without a model: every metric that needs only vectors.
 
-    Tables, intervals and what is kept are those of :func:`measure`. Some 2,000 vectors of a layer
-    are in memory at a time, or those of one text: files are mapped. Half precision is summed in
-    single precision. Every vector counts, so leave out those that are not to, such as that of
-    [CLS]; the types of tokens are not known, and ``dimension_means`` calls all of them ``other``.
-    What transformers gives as the last hidden state of Llama and its like is behind a norm:
-    ``measure`` calls it ``final``, and so can you.
+    Tables, intervals and kept results are as in :func:`measure`. About 2,000 vectors of a layer are
+    in memory at a time, or those of one text: files are mapped. Half precision is summed in single
+    precision. Every vector counts, so leave out those that should not, such as that of [CLS]; the
+    types of tokens are not known, and ``dimension_means`` calls all of them ``other``. In Llama and
+    similar models, the last hidden state of transformers has passed a norm: ``measure`` calls it
+    ``final``, and so can you.
 
     Args:
-        vectors: by layer, or a list of layers from 0 on, such as the ``hidden_states`` of
-            transformers: of each an array of numpy or torch, token x width, the texts one after
-                another; or utterance x token x width, with
-            padding after the end of a text; or a list of such arrays, each of the next text or
-            texts. Layers are numbers, or names: ``layer_3`` of hidden vectors, and ``query_3``,
-            ``key_3``, ``value_3``, token x head x dim, or ``final_3``.
-            Or a folder of ``.safetensors`` and ``.npy`` files. A file with one array is known by
-            its own name, such as ``layer_3.npy``, and the arrays of other safetensors by theirs.
-            ``layer_3-part_0.npy`` and ``layer_3-part_1.npy`` follow one another, as do arrays of
-            one name, in the order of the numbers in the names of the files.
-        lengths: how many vectors each text has, in order; 1 for each where a vector stands for a
-            whole text. They are known where each array of a list is a text, or from the shape
-            utterance x token x width. In a folder, they are an array ``lengths``: a file, or in a
-            file with vectors, of the texts in it.
-        mask: in the place of lengths, of vectors utterance x token x width: utterance x token, 1 at
-            each token and 0 at padding, which may be on any side, such as the ``attention_mask`` of
-            a tokenizer.
-        metrics: as of :func:`measure`; ``all`` leaves out what cannot be had of these vectors.
-        units: what each text is a part of, such as its document: intervals are over these. In a
-            folder, an array ``units``.
-        workers, checkpoints, progress: as of :func:`measure`; workers take a folder.
+        vectors: a dictionary by layer, or a list of layers from 0 on, such as the ``hidden_states``
+            of transformers. Each layer is an array of numpy or torch, token x width, one text after
+            another; or utterance x token x width, with padding after the end of a text; or a list
+            of such arrays, one per text or for several texts. Layers are numbers, or names:
+            ``layer_3`` for hidden vectors, and ``query_3``, ``key_3``, ``value_3``, token x head x
+            dim, or ``final_3``. Or a folder of ``.safetensors`` and ``.npy`` files. A file with one
+            array is known by its own name, such as ``layer_3.npy``, and the arrays of other
+            safetensors files by theirs. ``layer_3-part_0.npy`` and ``layer_3-part_1.npy`` are
+            joined, as are arrays of the same name, in the order of the numbers in the file names.
+        lengths: the number of vectors of each text, in order; 1 for each if a vector stands for a
+            whole text. Not needed if each array of a list is a text, or with the shape utterance x
+            token x width. In a folder, an array ``lengths``: a file of its own, or in a file with
+            vectors, for the texts in it.
+        mask: instead of lengths, for vectors utterance x token x width: an array utterance x token,
+            1 at each token and 0 at padding, on any side, such as the ``attention_mask`` of a
+            tokenizer.
+        metrics: see :func:`measure`; ``all`` leaves out metrics that these vectors do not allow.
+        units: the unit of each text, such as its document: intervals are over these. In a folder,
+            an array ``units``.
+        workers, checkpoints, progress: see :func:`measure`; workers need a folder.
 
     Raises:
-        AnalysisError: files that cannot be read; vectors that are not finite (file, layer and text
-            are named), or no floats; lengths or a mask that do not fit; two names of one layer; the
-            steps of ``generate``; a metric that needs what is not given.
+        AnalysisError: files that cannot be read; vectors that are not finite (the message names
+            file, layer and text) or not floating-point; lengths or a mask that do not fit; two
+            names for one layer; the steps of ``generate``; a metric that needs other inputs.
 
     >>> import numpy as np
     >>> vectors = {0: np.array([[1.0, 0], [0, 1], [1, 0]])}
@@ -266,7 +262,7 @@ def _available_tables(
     settings: Settings,
     *work: object,
 ) -> Tables:
-    """The tables of a source; ``work`` are the further arguments of :func:`_stored_or_measured`."""
+    """The tables of a source; ``work`` are further arguments of :func:`_stored_or_measured`."""
     unsupported = source.unsupported(corpus.items, settings)
     unavailable = _unavailable(resolve(metrics), source.model.layout, settings, unsupported)
     return _stored_or_measured(source, corpus, metrics, settings, unavailable, *work)
@@ -283,7 +279,7 @@ def _stored_or_measured(
     progress: bool,
     started: float,
 ) -> Tables:
-    """What is kept, and what is measured now, of all metrics but those that make no sense."""
+    """Tables of all available metrics, from kept results and from a measurement of the rest."""
     model = source.model
     if metrics != "all":
         _refuse(model.name, unavailable)
@@ -313,14 +309,18 @@ def _stored_or_measured(
 
 
 def resolvable(metrics: str | Iterable[str | Metric]) -> str | list[str | Metric]:
-    """The metrics, to be read more than once; an AnalysisError if they cannot be resolved."""
+    """The metrics in a form that can be read more than once.
+
+    Raises:
+        AnalysisError: they cannot be resolved.
+    """
     metrics = metrics if isinstance(metrics, str) else in_order("metrics", metrics, WANTED)
     resolve(metrics)
     return metrics
 
 
 def refuse_unchanged(metrics: str | list[str | Metric], intervention: object) -> None:
-    """Refuse the metrics that compare a model with itself, where nothing of it is changed."""
+    """Raise an AnalysisError for metrics of changes if there is no intervention."""
     if intervention is not None:
         return
     for metric in resolve(metrics):
@@ -338,7 +338,7 @@ def _refuse_work(
     checkpoints: Path | str | None,
     progress: bool,
 ) -> None:
-    """Refuse what makes no sense of who measures, and where what is merged is kept."""
+    """Raise an AnalysisError for invalid arguments about workers, checkpoints or progress."""
     require_whole("the number of workers", workers, 1)
     require_number("the time-out of workers in seconds", worker_timeout, above=0)
     require_flag("progress", progress)
@@ -360,11 +360,11 @@ def refuse_unavailable(
     settings: Settings,
     workers: int = 1,
 ) -> None:
-    """Refuse, before a model is loaded or trained, what can be refused without it.
+    """Raise the errors that can be found before a model is loaded or trained.
 
     Raises:
-        AnalysisError: too few workers, or a metric or a corpus that makes no sense for a model that
-            is trained here.
+        AnalysisError: too few workers, or a metric or corpus that does not fit a model trained
+            here.
     """
     require_whole("the number of workers", workers, 1)
     resolved = resolve(metrics)
@@ -384,12 +384,12 @@ def stored_tables(
     settings: Settings,
     **given: str | None,
 ) -> Tables | None:
-    """The tables that ``measure`` has kept of a model, which is not loaded; None if one is missing.
+    """The tables that ``measure`` has kept for a model, without loading it; None if one is missing.
 
     Args:
-        name: as ``load_model`` takes it.
-        corpus, metrics: as ``measure`` takes them.
-        given: dtype, processor and device of the model, where they are not the usual ones.
+        name: as in ``load_model``.
+        corpus, metrics: as in ``measure``.
+        given: dtype, processor and device of the model, if not the default ones.
     """
     kept = StoredMeasurements.of_name(name, corpus, settings, **given)
     accumulators = resolve(metrics)
@@ -410,8 +410,8 @@ def _fill(
     workers: Workers,
     progress: bool,
 ) -> Report:
-    """Fill the empty metrics; what was read."""
-    # Before anything is measured: each would else end the run at its turn.
+    """Fill the empty metrics, and return the report of what was read."""
+    # Before the measurement, since each would end it halfway.
     source.refuse_unreadable(corpus.items)
     model = source.model
     merging = unfinished.resume(metrics)
@@ -425,8 +425,8 @@ def _fill(
     with bar(total=len(corpus), initial=read[merging.shards], **shown_as) as shown:
         whole = True
         try:
-            # In the order of the shards, whichever finished first: the bytes do not depend on who
-            # did what.
+            # In the order of the shards, so that the result does not depend on which worker
+            # finished first.
             words = "; what is finished is kept" if unfinished.path else ""
             with closing(results(shards[merging.shards :], source, workers, words)) as parts:
                 for count, result in parts:
@@ -436,8 +436,8 @@ def _fill(
                     unfinished.keep(merging)
                     shown.update(read[merging.shards] - shown.n)
         except BaseException:
-            # What was stopped in the middle of a shard would count it twice. On a full disk, too,
-            # what is said is what came first.
+            # A shard stopped halfway would be counted twice. If the disk is full, the first error
+            # is the one to report.
             with suppress(AnalysisError):
                 if whole:
                     unfinished.keep(merging, now=True)
@@ -451,7 +451,7 @@ def _fill(
 
 
 def _refuse_kind(model: str, layout: Layout, corpus: Corpus) -> None:
-    """Refuse a corpus that holds what a model does not read."""
+    """Raise an AnalysisError if the corpus holds another kind of items than the model reads."""
     if layout.kind != corpus.kind:
         raise AnalysisError(
             f"{model} reads {PLURAL[layout.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
@@ -460,7 +460,7 @@ def _refuse_kind(model: str, layout: Layout, corpus: Corpus) -> None:
 
 
 def _refuse_without_effect(model: LoadedModel, settings: Settings) -> None:
-    """Refuse what is asked for of a model, and changes nothing of what it gives."""
+    """Raise an AnalysisError for settings that have no effect on the model."""
     if settings.maps != Settings.maps and not model.layout.maps:
         raise AnalysisError(
             f"maps is {settings.maps}, which is of convolutional networks, and {model.name} is "
@@ -476,14 +476,14 @@ def _refuse_without_effect(model: LoadedModel, settings: Settings) -> None:
 def _unavailable(
     metrics: list[Metric], layout: Layout, settings: Settings, unsupported: dict[str, str]
 ) -> dict[str, str]:
-    """The metrics that cannot be had of a model, and why.
+    """The metrics that are not available for a model, with the reason.
 
     Args:
-        unsupported: of what metrics need, what cannot be captured of it, and why.
+        unsupported: inputs of metrics that the model does not provide, with the reason.
     """
     reasons = {}
     for metric in metrics:
-        # A metric that gets some of what it needs has fewer rows.
+        # A metric with only some of its inputs has fewer rows.
         if metric.needs <= unsupported.keys():
             reasons[metric.name] = unsupported[min(metric.needs)]
     if layout.maps and settings.maps == "flatten":
@@ -500,7 +500,7 @@ def _refuse(model: str, unavailable: dict[str, str]) -> None:
 
 
 def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) -> list[str]:
-    """What whoever reads the tables should know of how the corpus was read."""
+    """Notes for readers of the tables about how the corpus was read."""
     items = f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}"
     notes = []
     uncaptured = model.layout.uncaptured
@@ -559,7 +559,7 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
 
 def _say(model: str, notes: Iterable[str]) -> None:
     # The checkpoints of a run are read alike, and so are a model and its untrained twins: one note
-    # will do for all.
+    # is enough.
     whole = Path(ModelName.parse(model).trained)
     subject = whole.parent if CHECKPOINT_NAME.fullmatch(whole.name) else whole
     for words in notes:
@@ -568,9 +568,7 @@ def _say(model: str, notes: Iterable[str]) -> None:
 
 
 def _units(corpus: Corpus) -> dict[str, object]:
-    """What intervals are over: the column of the units, where one was named, and how many there
-    are.
-    """
+    """The units of intervals: the name of their column, if any, and their number."""
     count = len(corpus) if corpus.units is None else len({*corpus.units})
     return {"unit_column": corpus.unit_column, "units": count}
 
@@ -585,7 +583,7 @@ def _description(
     versions = ("torch", "transformers", "tokenizers", "numpy", "pandas", "scipy")
     written = asdict(settings)
     if not model.layout.maps:
-        # Most models have none, and are the same whatever a vector of a map is.
+        # ``maps`` has no effect on models without feature maps.
         written["maps"] = None
     return {
         "model": model.name,

@@ -1,6 +1,4 @@
-"""The sums of a corpus from those of its shards, merged in an order that does not depend on who
-measured what.
-"""
+"""Sums of a corpus merged from those of its shards, in an order independent of the workers."""
 
 from collections.abc import Iterable
 
@@ -10,19 +8,18 @@ from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GroupSums, Metric
 
-# So many shards in a row are merged with each other, and then with those before.
+# Number of consecutive shards that are merged into a branch before the branch is merged.
 SHARDS_PER_BRANCH = 32
 
 
 class Merging:
-    """What is merged so far: the branches that are whole, and the shards of the next one that are
-    there.
+    """The shards merged so far: whole branches, and the beginning of the next one.
 
     Attributes:
-        metrics: with the sums of whole branches.
-        branch: fresh ones, with the sums of the shards after these.
-        report: what was read in either.
-        shards: how many are merged.
+        metrics: metrics with the sums of whole branches.
+        branch: metrics with the sums of the shards after these.
+        report: the report of all of them.
+        shards: the number of shards merged.
     """
 
     def __init__(self, metrics: list[Metric]):
@@ -33,7 +30,7 @@ class Merging:
 
     @property
     def parts(self) -> dict[str, list[Metric]]:
-        """Where sums are, by name."""
+        """The metrics that hold sums, by the name of the attribute."""
         return {"metrics": self.metrics, "branch": self.branch}
 
     def add(self, shards: int, result: Result) -> None:
@@ -45,7 +42,7 @@ class Merging:
             self.close()
 
     def close(self) -> None:
-        """End a branch, here or at the end of the corpus."""
+        """End a branch, when it is full or at the end of the corpus."""
         for metric, part in zip(self.metrics, self.branch, strict=True):
             _take_over(metric, part)
         self.branch = _fresh(self.metrics)
@@ -60,7 +57,10 @@ def merge(metrics: list[Metric], report: Report, results: Iterable[Result]) -> N
 
 
 def _take_over(metric: Metric, part: Metric) -> None:
-    """Merge a part that nobody else needs: sums can be large, and the first ones are not copied."""
+    """Merge a part that is not used elsewhere.
+
+    If the metric is empty it takes the sums as they are, since they may be too large to copy.
+    """
     if metric.sums:
         metric.merge(part)
         return

@@ -1,6 +1,4 @@
-"""Other processes of this machine that work for this one, and threads: joblib's processes,
-PyTorch's threads.
-"""
+"""Worker processes and threads on this machine: joblib's processes, PyTorch's threads."""
 
 import os
 import signal
@@ -19,16 +17,13 @@ from tqdm import tqdm
 
 from analysis_lib.errors import AnalysisError, undisturbed
 
-# Idle OpenMP threads would spin, and keep the cores busy: together, workers may have more threads
-# than there are cores.
+# Idle OpenMP threads would keep cores busy, and workers may have more threads than there are cores.
 PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @contextmanager
 def mapped(workers: int) -> Iterator[Callable]:
-    """``map`` of a function of this library, in processes of one thread each if there are to be
-    several.
-    """
+    """A ``map`` for functions of this library, in single-threaded processes if workers > 1."""
     if workers < 2:
         yield map
         return
@@ -51,11 +46,12 @@ def mapped(workers: int) -> Iterator[Callable]:
 
 @contextmanager
 def pool(workers: int, threads: int) -> Iterator[Executor]:
-    """Processes with so many threads each; they are stopped when the block is left, and when this
-    process ends.
+    """A pool of processes with ``threads`` threads each.
+
+    They are stopped when the context ends, and when this process ends.
     """
     environment = {name: os.environ.get(name, value) for name, value in PATIENT.items()}
-    # Not joblib.Parallel, which has no pool of one process: this process measures beside it.
+    # joblib.Parallel has no pool of one process, which is needed: this process works beside it.
     executor = ProcessPoolExecutor(
         workers, initializer=_start, initargs=(threads, os.getpid()), env=environment
     )
@@ -63,8 +59,7 @@ def pool(workers: int, threads: int) -> Iterator[Executor]:
         with undisturbed():
             executor.submit(int)
         with warnings.catch_warnings():
-            # One whose memory has grown by 300 MB is replaced by another one, which is nobody's
-            # concern.
+            # A worker whose memory has grown by 300 MB is replaced; the user need not know.
             warnings.filterwarnings("ignore", "A worker stopped while some jobs")
             yield executor
     finally:
@@ -72,21 +67,18 @@ def pool(workers: int, threads: int) -> Iterator[Executor]:
 
 
 def _stop(executor: ProcessPoolExecutor) -> None:
-    """Stop the processes, whatever they are at: nobody wants their work any more."""
+    """Kill the processes, even in the middle of a task."""
     for process in list(executor._processes):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    # One that was stopped in the middle of a result leaves its reader waiting for the rest while
-    # there is a sender.
+    # A process killed in the middle of a result leaves its reader waiting until the pipe is closed.
     executor._result_queue._writer.close()
     executor.shutdown(kill_workers=True)
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Inside it, PyTorch computes with so many threads: their number decides the order of its
-    sums.
-    """
+    """A context with another number of PyTorch threads, which decides the order of its sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -100,7 +92,7 @@ def _start(threads: int, parent: int) -> None:
     above = os.getppid()
 
     def wait() -> None:
-        # The one that ends may have been gone before this one began.
+        # The parent may have ended before this process began.
         with suppress(ProcessLookupError):
             while os.getppid() == above:
                 os.kill(parent, 0)
@@ -110,15 +102,13 @@ def _start(threads: int, parent: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Let a process of multiprocessing end when the one that started it does, even if that one is
-    killed.
-    """
+    """End this multiprocessing process with its parent, even if the parent is killed."""
     _end_after(parent_process().join)
 
 
 def _end_after(wait: Callable[[], object]) -> None:
-    """Let this process, which may also be stopped at any time, end once a wait is over."""
-    # No bar is shared with other processes; the lock for that would be left behind.
+    """End this process once ``wait`` returns; it may also be stopped at any time."""
+    # Progress bars are not shared with other processes, and a lock for that would be left behind.
     tqdm.set_lock(threading.RLock())
 
     def end() -> None:

@@ -1,4 +1,4 @@
-"""A shard of a corpus, and what is measured of it."""
+"""Shards of a corpus, and their measurement."""
 
 import itertools
 import threading
@@ -27,30 +27,30 @@ from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
 from analysis_lib.models import ModelSpec
 from analysis_lib.models.loading import load_model
 
-# A shard is what a worker takes at once.
+# Size of a shard, the unit of work of a worker.
 UTTERANCES_PER_SHARD = 512
-# So many batches in a row are summed by themselves, and then merged with those before.
+# Number of consecutive batches that are summed separately and then merged.
 BATCHES_PER_PART = 6
-# So many parts are computed at once, at most: each holds activations and sums of its own.
+# Largest number of parts computed at once: each holds activations and sums of its own.
 MOST_AT_ONCE = 8
 
-# What a model gives out, and what is made of it.
+# Inputs of metrics that the model's output provides.
 OF_OUTPUT = {capture.OUTPUT, capture.LOSS, capture.MASKED}
 
-# The sums of every metric, by its name, and what was read.
+# The sums of every metric, by its name, and the report.
 Result = tuple[dict[str, dict[Key, GroupSums]], Report]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A piece of work, whole in itself: any process that can load the model can do it."""
+    """A self-contained piece of work: any process that can load the model can do it."""
 
     index: int
     items: Sequence
-    groups: tuple[int, ...]  # of each item, the jackknife group
-    metrics: tuple[Metric, ...]  # empty
+    groups: tuple[int, ...]  # the jackknife group of each item
+    metrics: tuple[Metric, ...]  # without sums
     settings: Settings
-    spec: ModelSpec | None  # None of a model that only this process has
+    spec: ModelSpec | None  # None for a model that exists only in this process
     threads: int
     changes: Changes | None = None
 
@@ -66,7 +66,7 @@ def make_shards(
     changes = None
     if settings.intervention or settings.norms_below:
         changes = changes_of(source.model, corpus, settings, progress)
-    # Fresh: what these come to hold meanwhile is not for the workers.
+    # Fresh copies, since workers must not receive sums that these metrics acquire meanwhile.
     empty = tuple(metric.fresh() for metric in metrics)
     common = (empty, settings, source.model.spec, torch.get_num_threads(), changes)
     groups = corpus.groups(GROUPS)
@@ -87,11 +87,11 @@ def measure_shard(shard: Shard, source: Source | None = None) -> Result:
 
 
 def measure_shards(shards: Sequence[Shard], source: Source) -> Iterator[Result]:
-    """The results of several shards, in order; the next begins before the last has ended.
+    """The results of several shards, in order; the next shard begins before the last one has ended.
 
-    Where shards are cut into parts, the sums do not depend on how many threads compute these. A
-    shard with a batch that does not fit the memory is measured anew with batches of half the size,
-    and so are those after it.
+    If shards are cut into parts, the sums do not depend on the number of threads. A shard with
+    a batch that does not fit the memory is measured anew with batches of half the size, and so are
+    those after it.
 
     Raises:
         OutOfMemory: a single utterance does not fit.
@@ -143,12 +143,12 @@ def _measure_in_order(shards: Sequence[Shard], source: Source) -> Iterator[Resul
 
 
 class _Part(NamedTuple):
-    """Some batches of a shard in a row, or all of them.
+    """Consecutive batches of a shard, or all of them.
 
     Attributes:
-        is_last: whether the shard ends with them.
-        report: counts what is read of the items; it is whole once the last batch has been made, and
-            goes with the last part.
+        is_last: whether these are the last batches of the shard.
+        report: counts the items as they are read; it is complete once the last batch has been made,
+            and belongs to the last part.
     """
 
     shard: Shard
@@ -170,7 +170,7 @@ def _parts(shards: Iterable[Shard], source: Source, size: int | None) -> Iterato
                 some = following
             yield _Part(shard, some, True, report)
         except AnalysisError as error:
-            # It is raised when the turn of this part comes, after the results of earlier shards.
+            # Raised when it is the turn of this part, after the results of earlier shards.
             yield _Part(shard, _failing(error), True, Report())
 
 
@@ -180,17 +180,17 @@ def _failing(error: AnalysisError) -> Iterator[capture.Batch]:
 
 
 def begin(shard: Shard, source: Source) -> tuple[Iterator[capture.Batch], Report]:
-    """The batches of a shard, and what is read of it, which is whole once they are."""
+    """The batches of a shard, and its report, which is complete once all batches are made."""
     report = Report()
     return iter(source.batches(shard.items, shard.groups, shard.settings, report)), report
 
 
-# A part, its sums, and what was read.
+# A part, its sums, and its report.
 Measured = tuple[_Part, list[Metric], Report]
 
 
 def _side_by_side(parts: Iterator[_Part], source: Source, threads: int) -> Iterator[Measured]:
-    """What parts give, in their order, computed by so many threads."""
+    """Results of parts in their order, computed by ``threads`` threads."""
     if threads == 1:
         for part in parts:
             yield _measure_part(source, part)
@@ -198,7 +198,7 @@ def _side_by_side(parts: Iterator[_Part], source: Source, threads: int) -> Itera
     first = [*itertools.islice(parts, threads)]
     threads = len(first)
     for batch in itertools.islice(first[0].batches, 1):
-        # The first of them, if there is any: once, and not by every replica.
+        # Checked once on the first batch, not by every replica.
         source.check(batch)
     free = SimpleQueue()
     free.put(source)
@@ -231,7 +231,7 @@ def _measure_part(source: Source, part: _Part) -> Measured:
 
     def receive(activations: capture.Activations) -> None:
         for metric in metrics:
-            # What a model gives out comes alone, after its last layer.
+            # The model's output arrives separately, after the last layer.
             if activations.output is not None and not metric.needs & OF_OUTPUT:
                 continue
             if "final" not in activations.spaces or "final" in metric.needs:

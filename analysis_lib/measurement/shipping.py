@@ -1,5 +1,6 @@
-"""Measurements that come with the book, of models that a build does not load:
-``shipped("mpnet-base")``.
+"""Measurements that ship with the book, of models that a build does not load.
+
+Example: ``shipped("mpnet-base")``.
 """
 
 import json
@@ -23,20 +24,24 @@ from analysis_lib.models.names import title
 
 
 def home() -> Path:
-    """The folder of the measurements that come with the book."""
+    """The folder of the measurements that ship with the book."""
     return files.data_directory() / "measurements"
 
 
 def descriptions(file: str) -> dict[str, dict]:
-    """How measurements were made, by the folder: ``run.json``, ``dynamics.json`` or
-    ``results.json`` of each.
+    """Descriptions of the shipped measurements, by the name of their folder.
+
+    Args:
+        file: ``run.json``, ``dynamics.json`` or ``results.json``.
     """
     return {path.parent.name: files.read_json(path) for path in sorted(home().glob(f"*/{file}"))}
 
 
 def code_warning(titles: Iterable[str]) -> str:
-    """For a page to show: the measurements of another version of the code; an empty text without
-    any.
+    """Warning of a page about measurements by an older version of the code.
+
+    Args:
+        titles: the titles of the models concerned; without any, the warning is empty.
     """
     if not (unique_titles := [*dict.fromkeys(titles)]):
         return ""
@@ -47,11 +52,11 @@ def code_warning(titles: Iterable[str]) -> str:
 
 
 class Shipped(LazyTables):
-    """The tables that the command ``measure`` has written, by name, each read when first asked for.
+    """The tables of a shipped measurement by name, each read on first use.
 
     Attributes:
-        folder: where they lie.
-        run: parameters, model, data, versions and duration: ``run.json``.
+        folder: the folder of the tables.
+        run: parameters, model, data, versions and duration, from ``run.json``.
     """
 
     def __init__(self, folder: Path):
@@ -63,25 +68,27 @@ class Shipped(LazyTables):
 
     @property
     def code_warning(self) -> str:
-        """For a page: that the code of today may give other tables; empty where it does not."""
+        """Warning that today's code may give other tables.
+
+        Empty if its formulas are those of the tables.
+        """
         outdated = [] if self.is_current else [title(self.run["model"])]
         return code_warning(outdated)
 
     @property
     def is_current(self) -> bool:
-        """Whether the formulas of today have the versions that made the tables."""
+        """Whether today's formulas have the versions that made the tables."""
         return is_current(self.run, formulas(resolve(list(self))))
 
 
 def shipped_twin(
     name: str, corpus: Corpus, metrics: str | Iterable[str | Metric], settings: Settings
 ) -> Shipped | None:
-    """What measuring an untrained twin would give, if its tables come with the book, in
-    ``untrained``; or None.
+    """The shipped tables of an untrained twin, if measuring it would give the same; else None.
 
-    Random weights depend on nothing but their seed, so that most builds need not measure them.
-    Taken are only tables of the same weights, corpus and settings, made by formulas of the same
-    versions with the same parameters.
+    Random weights depend only on their seed, so that most builds need not measure them. The shipped
+    tables must have the same weights, corpus and settings, and formulas of the same versions with
+    the same parameters.
     """
     wanted = json.loads(json.dumps(formulas(resolve(metrics))["metrics"]))
     written = json.loads(json.dumps(asdict(settings)))
@@ -96,21 +103,21 @@ def shipped_twin(
         recorded = run["formulas"]["metrics"]
         if any(recorded.get(metric) != known for metric, known in wanted.items()):
             continue
-        # Last: weights in a folder have to be read for it.
+        # Checked last, since it reads the weights of a model in a folder.
         if run["model_revision"] == revision_of(name):
             return tables
     return None
 
 
 def shipped(model: str) -> Shipped:
-    """The measurement of a model that comes with the book, in ``data/measurements``.
+    """The shipped measurement of a model, from ``data/measurements``.
 
     Args:
-        model: the name of its folder, such as ``mpnet-base``, or ``untrained/mpnet-base-0`` of an
+        model: the name of its folder, such as ``mpnet-base``, or ``untrained/mpnet-base-0`` for an
             untrained twin.
 
     Raises:
-        AnalysisError: none comes with it (with the nearest names of those that do).
+        AnalysisError: there is none; the message gives the nearest names.
     """
     require_text("the model", model, "the name of one whose measurement comes with the book")
     if not (home() / model / "run.json").is_file():
@@ -120,7 +127,7 @@ def shipped(model: str) -> Shipped:
 
 
 def without_intervals(measurement: str, *tables: str) -> None:
-    """Leave the intervals out of tables that come with the book, where no page shows them."""
+    """Remove the intervals from shipped tables whose intervals no page shows."""
     for table in tables:
         path = home() / measurement / f"{table}.parquet"
         rows = files.read(path, how=pd.read_parquet).drop(columns=["ci_low", "ci_high"])
@@ -128,8 +135,7 @@ def without_intervals(measurement: str, *tables: str) -> None:
 
 
 def in_single_precision(measurement: str, table: str, column: str) -> None:
-    """Round a column of numbers that come with the book to the precision of the vectors that they
-    were computed from.
+    """Round a column of a shipped table to single precision, that of the vectors behind it.
 
     Half of the bits of each number are then zero, and the file is half as large.
     """

@@ -1,6 +1,4 @@
-"""What is kept of measurements: finished ones, and the sums from which an interrupted one goes
-on.
-"""
+"""Kept measurements: finished ones, and the sums from which an interrupted one resumes."""
 
 import functools
 import importlib.metadata
@@ -28,28 +26,26 @@ from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
 from analysis_lib.models import LoadedModel, ModelName, ModelSpec, devices
 from analysis_lib.models.loading import revision_of
 
-# About how many seconds of merged work a killed measurement may lose.
+# Seconds of merged work that a killed measurement may lose, approximately.
 SECONDS_AT_RISK = 60
-# How many characters of the hash of all that a measurement depends on are in the name of its
-# folder.
+# Length of the hash in the name of a measurement's folder.
 DIGITS = 16
 
 
 class StoredMeasurements:
-    """The finished measurements of a corpus under a model, a file per metric, which every later one
-    can use.
+    """The finished measurements of a corpus under a model, one file per metric, for later calls.
 
-    They lie in the folder ``measurements`` beside the pinned packages, or in the one that
-    ``ANALYSIS_LIB_MEASUREMENTS`` names; where that is empty, and of a model that lives in this
-    process alone, nothing is kept. What is found does not depend on who measured it, to rounding:
-    other metrics in the same pass can call for other kernels.
+    They lie in the folder ``measurements`` beside the pinned packages, or in the folder named by
+    ``ANALYSIS_LIB_MEASUREMENTS``. Nothing is kept if that variable is empty, or for a model that
+    exists only in this process. Results do not depend on which call measured them, up to rounding:
+    other metrics in the same pass can lead to other kernels.
 
     Attributes:
-        entries: named after model and corpus, and all that the measurement depends on but the
-            metric. Those of a network of maps are known by what a vector of it is; which networks
-            have maps only their loading tells.
-        report: what was read when what has been filled was measured.
-        run: how that was measured, as ``run.json`` has it, of the first metric that was filled.
+        entries: folders named after model and corpus, with a hash of all that the measurement
+            depends on except the metric. For a network with feature maps, the hash includes
+            ``maps``; whether a network has maps is known only once it is loaded.
+        report: the report of the metrics filled so far.
+        run: the description of the first metric filled, as in ``run.json``.
     """
 
     def __init__(self, spec: ModelSpec | None, revision: str, corpus: Corpus, settings: Settings):
@@ -68,7 +64,7 @@ class StoredMeasurements:
 
     @classmethod
     def of_model(cls, model: LoadedModel, corpus: Corpus, settings: Settings) -> Self:
-        """Those of a model that is loaded."""
+        """The measurements of a loaded model."""
         kept = cls(model.spec, model.revision, corpus, settings)
         if model.layout.maps:
             kept.entries = kept.entries[1:]
@@ -85,15 +81,16 @@ class StoredMeasurements:
         processor: str | None = None,
         device: str | None = None,
     ) -> Self:
-        """Those of the model that ``load_model`` gives for a name, which need not be loaded."""
+        """The measurements of the model that ``load_model`` gives for a name, without loading."""
         model = ModelName.parse(name)
         spec = ModelSpec(model.without_dtype, None, model.dtype or dtype, devices.usable(device))
         return cls(spec, revision_of(name, processor), corpus, settings)
 
     @contextmanager
     def alone(self) -> Iterator[Self]:
-        """Inside it, other processes that want to measure the same wait; they find it measured, if
-        it is kept.
+        """A context in which other processes with the same measurement wait.
+
+        They then find it measured, if it is kept.
         """
         with ExitStack() as held:
             held.enter_context(store.in_use())
@@ -102,9 +99,9 @@ class StoredMeasurements:
             yield self
 
     def fill(self, metric: Metric) -> bool:
-        """Fill an empty metric with what was measured, if that is kept."""
+        """Fill an empty metric from kept sums; returns whether there are any."""
         for entry in self.entries:
-            # A parameter may have no lasting form.
+            # A metric whose parameters cannot be hashed is not kept.
             with suppress(AnalysisError):
                 stored = entry.read(_file(metric), _read)
                 if stored is None:
@@ -116,7 +113,7 @@ class StoredMeasurements:
         return False
 
     def write(self, metrics: Iterable[Metric], run: dict) -> None:
-        """Keep what was measured, unless it cannot be known again, or written."""
+        """Keep the measured sums, except of metrics that cannot be hashed, or if writing fails."""
         about = json.dumps(run)
         for metric in metrics:
             sums = {metric.name: metric.arrays()}
@@ -125,8 +122,9 @@ class StoredMeasurements:
                     _write(entry, _file(metric), sums, self.report, run=about)
 
     def array(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """What ``make`` gives of each text, if it is not kept yet under a name that changes with
-        all it depends on.
+        """An array with the result of ``make``, kept under a name.
+
+        The name must change with all that the array depends on.
         """
         if not self.entries:
             return make()
@@ -146,9 +144,7 @@ def _file(metric: Metric) -> str:
 
 @contextmanager
 def interruption(kept: bool) -> Iterator[None]:
-    """Inside it, a Ctrl-C that says nothing of its own says whether something is kept of what came
-    before it.
-    """
+    """A context in which a Ctrl-C without a message says whether finished work is kept."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -156,12 +152,12 @@ def interruption(kept: bool) -> Iterator[None]:
 
 
 class Progress:
-    """What an interrupted measurement has merged: one file in a folder, written now and then.
+    """The merged sums of an interrupted measurement, in one file that is written now and then.
 
     Attributes:
-        path: named after all that the sums depend on, in the folder that was given; None without
-            one: nothing is kept.
-        merged: how many shards of the measurement are in the file.
+        path: the file, named after all that the sums depend on, in the given folder; None without a
+            folder.
+        merged: number of shards of the measurement in the file.
     """
 
     def __init__(
@@ -183,12 +179,12 @@ class Progress:
             key = store.key(*known)[:DIGITS]
             self._entry = store.Entry(Path(folder))
             self.path = self._entry.folder / f".unfinished-{key}.npz"
-            # Tried before the work begins.
+            # Fail before the work begins if the folder cannot be written.
             with files.writing(self.path.parent):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def resume(self, metrics: list[Metric]) -> Merging:
-        """Fill empty metrics with what is there; a damaged file is none."""
+        """Fill empty metrics from the file; a damaged file counts as missing."""
         merging = Merging(metrics)
         stored = None
         if self.path is not None:
@@ -203,7 +199,7 @@ class Progress:
         return merging
 
     def keep(self, merging: Merging, *, now: bool = False) -> None:
-        """Write what is merged ``now``, or if so much time has passed that its loss would hurt."""
+        """Write the merged sums if ``now``, or if enough time has passed since the last time."""
         due = now or time.monotonic() >= self._next
         if self.path is None or merging.shards == self.merged or not due:
             return
@@ -214,12 +210,13 @@ class Progress:
                 sums[f"{name} {metric.name}"] = metric.arrays()
         _write(self._entry, self.path.name, sums, merging.report, merged=merging.shards)
         self.merged = merging.shards
-        # Of a large model the file is large, too: writing it takes a small share of the time.
+        # The file of a large model is large: the interval grows so that writing takes a small share
+        # of the time.
         self._next = time.monotonic() + SECONDS_AT_RISK * (1 + time.monotonic() - started)
 
 
 class _Stored(NamedTuple):
-    """What a file holds: sums by metric, what was read, and more, by name."""
+    """The content of a file: sums by metric, the report, and further entries by name."""
 
     sums: dict[str, dict[Key, GroupSums]]
     report: Report
@@ -233,7 +230,7 @@ def _write(
     report: Report,
     **more: str | int,
 ) -> None:
-    # numpy takes no tuples as names: keys are written as JSON.
+    # numpy accepts no tuples as names, so keys are written as JSON.
     arrays = {}
     for metric, of_metric in sums.items():
         for key, (groups, values) in of_metric.items():
@@ -245,7 +242,7 @@ def _write(
 
 
 def _read(path: Path) -> _Stored:
-    """What :func:`_write` has written."""
+    """Read a file that :func:`_write` has written."""
     with np.load(path) as stored:
         names = [name for name in stored if name.startswith("[")]
         more = {name: str(stored[name]) for name in {*stored} - {*names}}
@@ -259,14 +256,12 @@ def _read(path: Path) -> _Stored:
     return _Stored(sums, report, more)
 
 
-# Read once: a page may measure a hundred times.
+# Cached, since a page may measure a hundred times.
 installed_version = functools.cache(importlib.metadata.version)
 
 
 def _common(corpus: Corpus, settings: dict) -> list:
-    """What a measurement depends on besides model and metrics; another text, setting or version
-    starts afresh.
-    """
+    """Inputs of a measurement besides model and metrics; a change of any of them starts afresh."""
     versions = [
         installed_version(name) for name in ("torch", "transformers", "tokenizers", "numpy")
     ]

@@ -1,4 +1,4 @@
-"""The tables of a measurement, and the report of what was read."""
+"""Tables of a measurement, and the report of what was read."""
 
 import functools
 import json
@@ -22,26 +22,26 @@ from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.intervals import Estimate, jackknife
 from analysis_lib.models import title
 
-# Computes one number, or several, from the tables of a measurement, or of several.
+# Function that computes one or several numbers from the tables of one or several measurements.
 Statistic = Callable[..., float | Sequence[float]]
 TableSet = Mapping[str, pd.DataFrame]
-# The endings of the files of tables.
+# Formats of table files, by their ending.
 FORMATS = ("parquet", "csv")
-# What adds up of a report.
+# Fields of a report that add up.
 COUNTS = (*(part.name for part in fields(Reading)), "tokens", "counted")
 _SIZES = ("width", "heads", "key_heads", "head_width")
 
 
 @dataclass
 class Report(Reading):
-    """What was read, and what was not.
+    """Counts of what was read, and of what was left out.
 
     Attributes:
-        tokens: of all utterances at the first layer, special tokens included.
-        counted: those that count as vectors and as queries.
-        zero_vectors: by "space layer", how many vectors had no direction and were left out of
-            cosines.
-        long: by layer, how many tokens were left out for the norm of their hidden vector.
+        tokens: the tokens of all utterances at the first layer, special tokens included.
+        counted: the tokens that count as vectors and as queries.
+        zero_vectors: by "space layer", the number of vectors without a direction, which cosines
+            leave out.
+        long: by layer, the number of tokens left out because of the norm of their hidden vector.
         layers: the rows of :attr:`Tables.layers`, in order.
     """
 
@@ -60,9 +60,7 @@ class Report(Reading):
         self.layers = self.layers or other.layers
 
     def joined(self, other: "Report") -> "Report":
-        """What is known of one corpus from two passes over it, whose metrics looked at other
-        spaces.
-        """
+        """The report of one corpus from two passes over it, whose metrics read different spaces."""
         layers = []
         for mine, theirs in zip(self.layers or other.layers, other.layers, strict=True):
             known = {name: value for name, value in mine.items() if value is not None}
@@ -74,10 +72,10 @@ class Report(Reading):
         return replace(other, layers=layers, **dictionaries)
 
     def add(self, activations: Activations) -> None:
-        """Count what a layer of a batch holds, where the activations are: see :meth:`close`."""
+        """Add the counts of a layer and batch, on the device of its activations; see ``close``."""
         if all(row["layer"] != activations.layer for row in self.layers):
             self.layers.append(_layer(activations))
-        # What a model gives out comes a second time, after its last layer.
+        # The model's final output arrives separately, after its last layer.
         if activations.layer == self.layers[0]["layer"] and "final" not in activations.spaces:
             hidden = activations.spaces.get("hidden")
             tokens = activations.tokens if hidden is None else hidden.tokens
@@ -88,19 +86,17 @@ class Report(Reading):
             key = str(activations.layer)
             self.long[key] = self.long.get(key, 0) + hidden.tokens.long.sum()
         for space, vectors in activations.spaces.items():
-            # Only where a metric computed the norms: counting alone is not worth them.
+            # Count zero vectors only if a metric has already computed the norms.
             if space != "attention_input" and "norms" in vars(vectors):
                 key = f"{space} {activations.layer}"
                 self.zero_vectors[key] = self.zero_vectors.get(key, 0) + vectors.zeros
 
     def close(self) -> None:
-        """End the counting: all counts come over from the device at once, as numbers, and zeros are
-        forgotten.
-        """
-        # A decoder's attentions to an encoder come between its layers.
+        """Finish the counting: copy all counts from the device at once, and drop zeros."""
+        # Cross-attention layers arrive between the layers of the decoder.
         self.layers.sort(key=operator.itemgetter("layer"))
         if isinstance(self.tokens, Tensor):
-            # The layers of one model can lie on several devices.
+            # The layers of a model can lie on several devices.
             counts = [*self.zero_vectors.values(), *self.long.values()]
             counts = [count.to(self.tokens.device) for count in counts]
             self.tokens, self.counted, *counts = torch.stack(
@@ -125,7 +121,7 @@ def _layer(activations: Activations) -> dict:
 
 
 def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
-    """Tables with the same columns below each other, with the name of each in a column in front.
+    """Tables with the same columns, one below the other, with their names in a new first column.
 
     >>> two = {"bert": pd.DataFrame({"layer": [0]}), "gpt2": pd.DataFrame({"layer": [1]})}
     >>> grouped(two, "model").to_dict("list")
@@ -143,8 +139,7 @@ def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
 
 
 class LazyTables(Mapping[str, pd.DataFrame]):
-    """The table that ``make`` makes of each part, by the name of the part, made when first asked
-    for.
+    """Tables by name, each made on first use by a function of its part.
 
     Attributes:
         layers: one row per layer, see :class:`Tables`.
@@ -179,10 +174,11 @@ class LazyTables(Mapping[str, pd.DataFrame]):
 
 @dataclass(frozen=True)
 class Plain:
-    """A number of the tables of one or more measurements, or several.
+    """A statistic: one or several numbers computed from the tables of one or several measurements.
 
     Attributes:
-        smooth: whether it changes little by little where texts are left out. Ranks, medians and
+        number: the function that computes them.
+        smooth: whether the numbers change gradually when texts are left out. Ranks, medians and
             counts jump, so that their bias is not known: their intervals are around the number
             itself, see :func:`~analysis_lib.metrics.intervals.jackknife_interval`.
     """
@@ -197,27 +193,27 @@ class Plain:
 
 @dataclass(frozen=True)
 class Chosen(Plain):
-    """Numbers of something that is chosen on one half of the texts, such as a layer, and judged on
-    the other half.
+    """Numbers of an item, such as a layer, chosen on half of the texts and judged on the rest.
 
-    The largest of several numbers is too large, and its jackknife is not consistent. On a corpus of
-    three groups or fewer, both are done on all texts.
+    The largest of several numbers is biased upwards, and its jackknife is not consistent. For a
+    corpus of three groups or fewer, all texts are used for both.
 
     Attributes:
-        number: is given what was chosen after the tables.
-        choose: what is chosen, from the tables.
+        number: receives the tables, then the chosen item.
+        choose: chooses the item from the tables.
     """
 
     choose: Callable[..., Any]
 
 
 def largest(statistic: Statistic) -> Chosen:
-    """The largest of several numbers, or the column of a table whose least is largest, chosen on
-    half of the texts.
+    """Largest of several numbers, or column with the largest minimum, by halves of the texts.
+
+    It is chosen on half of the texts, and judged on the rest, see :class:`Chosen`.
 
     Args:
-        statistic: gives a Series, such as one number per layer, or a DataFrame, such as one column
-            per dimension.
+        statistic: returns a Series, such as one number per layer, or a DataFrame, such as one
+            column per dimension.
     """
 
     if not callable(statistic):
@@ -237,10 +233,10 @@ def largest(statistic: Statistic) -> Chosen:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One number over another, which has no value where the interval of the latter holds zero.
+    """A ratio of two numbers, without a value if the interval of the denominator contains zero.
 
     Attributes:
-        both: gives the two numbers.
+        both: returns numerator and denominator.
     """
 
     both: Callable[..., tuple[float, float]]
@@ -256,15 +252,15 @@ class Ratio:
 
 
 class Tables(LazyTables):
-    """The tables of a measurement by name, made when first asked for.
+    """The tables of a measurement by name, made on first use.
 
     Attributes:
-        report: what was read.
+        report: counts of what was read.
         layers: one row per layer: layer, stack (encoder, decoder, ...), part (the path of its
             block), width (dimensions of its hidden vectors), heads, key_heads and head_width
-            (missing where it has no attention, or where no metric asked for it).
+            (missing where it has no attention, or where no metric needed it).
         run: parameters, model, data, versions and duration, as in ``run.json``.
-        checkpoints: the file from which this measurement would go on, if it was kept; it can be
+        checkpoints: the file from which this measurement can resume, if one was kept; it can be
             deleted once the tables are saved.
     """
 
@@ -288,40 +284,37 @@ class Tables(LazyTables):
 
     @property
     def title(self) -> str:
-        """What the model is called, see :func:`~analysis_lib.models.title`."""
+        """The title of the model, see :func:`~analysis_lib.models.title`."""
         return title(self.run["model"])
 
     @property
     def groups(self) -> list[int]:
-        """The groups over which intervals are: as many as the corpus has independent units, up to
-        20.
-        """
+        """Jackknife groups of the intervals: up to 20, made of the corpus's independent units."""
         return sorted(
             {group for metric in self._parts.values() for group in metric.occupied_groups()}
         )
 
     def smooth(self, name: str) -> bool:
-        """Whether the numbers of a table change little by little where texts are left out."""
+        """Whether the numbers of a table change gradually when texts are left out."""
         return self._parts[name].smooth
 
     def interval(
         self, statistic: "Statistic | Plain | Ratio", *others: "Tables"
     ) -> Estimate | list[Estimate]:
-        """One number computed from the tables, or several, with 95 % jackknife intervals over
-        utterances.
+        """Numbers computed from the tables, with 95 % jackknife intervals over utterances.
 
-        ``statistic`` is called on the tables of the whole corpus, then on those of the corpus
+        ``statistic`` is called with the tables of the whole corpus, then with those of the corpus
         without each of its groups of utterances in turn (which have no interval columns). With
-        other measurements of the same corpus it is called on the tables of all of them: the same
-        utterances are left out of each, so that what is particular to a text drops out of a
-        difference. A number that jumps, such as a rank, is ``Plain(statistic, smooth=False)``.
+        other measurements of the same corpus, it is called with the tables of all of them: the same
+        utterances are left out of each, so that effects of single texts cancel in a difference. For
+        a number that jumps, such as a rank, pass ``Plain(statistic, smooth=False)``.
 
         Returns:
-            An estimate, which has no interval for a corpus of one utterance; of several numbers, a
-            list of them.
+            An estimate, without an interval for a corpus of one utterance; a list if there are
+            several numbers.
 
         Raises:
-            AnalysisError: another measurement read other texts.
+            AnalysisError: one of ``others`` read other texts.
 
         >>> entropy = lambda tables: tables["attention_entropy"]["entropy_nats"].mean()
         >>> print(tables.interval(entropy))  # doctest: +SKIP
@@ -332,8 +325,9 @@ class Tables(LazyTables):
     def intervals(
         self, statistics: "Mapping[str, Statistic | Plain | Ratio]", *others: "Tables"
     ) -> dict[str, Estimate | list[Estimate]]:
-        """The :meth:`interval` of each of several statistics: the tables without a group are made
-        once for all.
+        """The :meth:`interval` of each of several statistics.
+
+        Faster than one by one: the tables without a group are made once for all.
         """
         if not isinstance(statistics, Mapping):
             raise AnalysisError(
@@ -354,7 +348,7 @@ class Tables(LazyTables):
                 "the measurements are of different texts: measure one corpus with every model"
             )
         measured = (self, *others)
-        # The sums of layers are put together once for all tables without some groups.
+        # The sums of layers are joined once for all tables.
         leaving_out = functools.cache(operator.methodcaller("leaving_out"))
 
         def without(*left_out: int) -> Sequence[LazyTables]:
@@ -376,7 +370,7 @@ class Tables(LazyTables):
         if plain:
             estimates |= _jackknifed(plain, without, (), groups)
         if chosen:
-            # What is chosen on every other group is judged on the rest.
+            # Items chosen on every second group are judged on the rest.
             half, rest = (groups[::2], groups[1::2]) if len(groups) > 3 else ((), groups)
             of_half = without(*rest) if half else measured
             choices = {name: statistic.choose(*of_half) for name, statistic in chosen.items()}
@@ -384,8 +378,9 @@ class Tables(LazyTables):
         return {name: estimates[name] for name in statistics}
 
     def leave_out_what_fails(self) -> dict[str, str]:
-        """Make every table; those that too little was read for are no more among them: by name,
-        why.
+        """Make every table and remove those that cannot be made; returns the reasons by name.
+
+        If none can be made, all of them stay.
         """
         reasons = {}
         for name in list(self):
@@ -418,10 +413,10 @@ def _jackknifed(
     """The estimates of several statistics, by name.
 
     Args:
-        without: gives the tables without some groups.
-        left_out: groups that are in none of the tables.
-        groups: those of which the jackknife leaves one out at a time.
-        choices: what each statistic is given after the tables, by name.
+        without: returns the tables without some groups.
+        left_out: groups that are left out of all tables.
+        groups: groups that the jackknife leaves out one at a time.
+        choices: further arguments of each statistic after the tables, by name.
     """
 
     def numbers(*without_groups: int) -> dict[str, np.ndarray]:
@@ -433,7 +428,7 @@ def _jackknifed(
         return values
 
     whole = numbers(*left_out)
-    # Without its only group there is nothing to compute a number from.
+    # Without its only group, a corpus has no numbers.
     replicates = [numbers(*left_out, group) for group in groups if len(groups) > 1]
     estimates = {}
     for name, statistic in statistics.items():
@@ -455,20 +450,19 @@ def _as_numbers(values: object) -> np.ndarray:
 def save_tables(
     tables: Mapping[str, pd.DataFrame], output: Output, run: dict, form: str = "parquet"
 ) -> None:
-    """Write one file per table, Parquet or CSV, then the description: JSON of the run that also
-    lists the tables.
+    """Write one file per table, Parquet or CSV, and a JSON description of the run that lists them.
 
-    The description is written last: where it exists, so does every table it lists.
+    The description is written last: where it exists, so does every table that it lists.
 
     Args:
-        output: the folder, which is to be new, or one of the same command on the same inputs, whose
-            tables go.
-        run: what the description holds.
-        form: of the tables.
+        output: the folder, which must be new, or hold results of the same command on the same
+            inputs; their tables are deleted.
+        run: the content of the description.
+        form: the format of the tables.
 
     Raises:
-        AnalysisError: the folder cannot be written, holds something else that would be lost, or a
-            table cannot be made: then nothing is written.
+        AnalysisError: the folder cannot be written or holds other files that would be lost, or a
+            table cannot be made; nothing is written then.
     """
     if form not in FORMATS:
         raise AnalysisError(f"the form of the tables is {form!r}: give {' or '.join(FORMATS)}")

@@ -1,12 +1,11 @@
-"""What a measurement is known by: versions of formulas where it ships, a hash of the library where
-it is kept.
+"""Identity of measurements: versions of formulas, and a hash of the library.
 
 A formula has a version: ``capture.VERSION`` for how activations are read, ``intervals.VERSION`` for
 intervals, and ``Metric.version`` for each table. Raise it in the commit that changes numbers:
-tables that ship with another version are then recorded anew (``make record``). An edit that changes
-no number changes nothing that ships.
+shipped tables with another version are then recorded anew (``make record``). An edit that changes
+no number leaves shipped tables valid.
 
-What is kept on this machine also depends on :func:`library_hash`: any edit of the library measures
+Results kept on this machine also depend on :func:`library_hash`: any edit of the library measures
 anew.
 """
 
@@ -38,9 +37,7 @@ IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
 
 @functools.cache
 def library_hash() -> str:
-    """The SHA-256 of every source file of the library, as it is when a process first asks for
-    it.
-    """
+    """SHA-256 of every source file of the library, computed once per process."""
     paths = [path for path in sorted(LIBRARY.rglob("*")) if path.suffix in SUFFIXES]
     paths += [files.data_directory() / name for name in READ_BY_LIBRARY]
     whole = hashlib.sha256()
@@ -51,10 +48,10 @@ def library_hash() -> str:
 
 
 def formulas(metrics: Iterable[Metric]) -> dict[str, object]:
-    """The versions that the tables of some metrics depend on, as ``run.json`` keeps them.
+    """The versions that the tables of some metrics depend on, as in ``run.json``.
 
     Returns:
-        ``capture`` and ``intervals``, a version each; and ``metrics``: by name, ``version`` and
+        The versions ``capture`` and ``intervals``; and under ``metrics``, by name, ``version`` and
         ``parameters``.
 
     >>> from analysis_lib.metrics import Isotropy
@@ -71,20 +68,20 @@ def formulas(metrics: Iterable[Metric]) -> dict[str, object]:
 
 
 def is_current(run: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
-    """Whether every version under which a run was recorded is that of today.
+    """Whether every version under which a run was recorded is still current.
 
     A recording without the entry ``intervals`` has no table with intervals.
 
     Args:
-        run: what its file says; ``formulas`` of it are read.
-        today: what :func:`formulas` gives, with the versions of whatever else made the tables.
+        run: the content of its file, of which ``formulas`` is read.
+        today: the result of :func:`formulas`, with any other versions behind the tables.
     """
     recorded = run.get("formulas", {})
     return bool(recorded) and _versions(recorded).items() <= _versions(today).items()
 
 
 def _versions(recorded: Mapping[str, Any]) -> dict[str, int]:
-    """The versions alone, by name."""
+    """The versions without parameters, by name."""
     versions = {name: version for name, version in recorded.items() if name != "metrics"}
     for name, of_metric in recorded.get("metrics", {}).items():
         versions[f"metric {name}"] = of_metric["version"]
@@ -92,18 +89,17 @@ def _versions(recorded: Mapping[str, Any]) -> dict[str, int]:
 
 
 def metric_identity(metric: Metric) -> list[str]:
-    """What a metric is known by: its name, its version, its parameters, and its text where it is a
-    user's own.
+    """Identity of a metric: name, version, parameters, and the source of a user's own metric.
 
     Raises:
-        AnalysisError: a parameter or a class without a lasting form, such as an open file.
+        AnalysisError: a parameter or a class that cannot be hashed, such as an open file.
     """
     parameters = _hash_of(_parameters(metric), metric)
     return [metric.name, str(metric.version), parameters, *_own_texts(type(metric))]
 
 
 def readable_parameters(metric: Metric) -> dict[str, object]:
-    """The parameters of a metric, as JSON can hold them; what it cannot hold is a hash."""
+    """The parameters of a metric in JSON types; others are replaced by their hash."""
     readable = {}
     for name, value in _parameters(metric).items():
         if isinstance(value, set | frozenset | list | tuple):
@@ -129,10 +125,10 @@ def _hash_of(value: object, metric: Metric) -> str:
 
 
 def _own_texts(kind: type) -> list[str]:
-    """The texts of a user's metric and of its bases, up to the classes of the library.
+    """The source of a user's metric and of its bases, up to the classes of the library.
 
-    A class in a file stands for the whole file. One that was written in a notebook stands for its
-    methods and for what they name there.
+    For a class in a file it is the whole file. For one that was written in a notebook, it is that
+    of its methods and of the names they use there.
     """
     texts = []
     for base in kind.__mro__:
@@ -168,7 +164,7 @@ def _texts_in_notebook(kind: type) -> list[str]:
 
 
 def _parts_of(definition: type | FunctionType) -> tuple[list[FunctionType], dict[str, object]]:
-    """The functions of a class, and its other attributes; of a function, itself."""
+    """Functions of a class, and its other attributes; for a function, itself."""
     if isinstance(definition, FunctionType):
         return [inspect.unwrap(definition)], {}
     methods = []

@@ -1,8 +1,8 @@
-"""The quantities, each an accumulator that merges.
+"""Metrics: quantities that accumulate over batches and merge across workers.
 
-To add a quantity, write a module here with a subclass of :class:`Metric`: it is listed, and can be
-measured by its name, without a line elsewhere. ``tests/reference.py`` computes the same table
-naively, in a method of its name; ``book/notation.md`` explains it. CONTRIBUTING.md has the recipe.
+To add one, write a module here with a subclass of :class:`Metric`; it is then listed and can be
+measured by name, with no change elsewhere. ``tests/reference.py`` computes the same table naively,
+in a method of that name; ``book/notation.md`` explains it. CONTRIBUTING.md has the recipe.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""What every metric is: sums over utterances, in float64, that merge; and the table they give.
+"""Base class of the metrics: float64 sums over utterances that merge, and the table they give.
 
-A metric adds sums in ``update`` and turns those of one layer into columns in ``rows``. Heads, types
-of keys, the order of rows and intervals are the base class's.
+A metric adds sums in ``update`` and turns those of one layer into columns in ``rows``. The base
+class takes care of heads, types of keys, the order of rows and intervals.
 """
 
 import copy
@@ -24,38 +24,39 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.models import TOKEN_TYPES
 
-# The jackknife leaves one group of a corpus out at a time, see ``Corpus.groups``.
+# Number of groups of the jackknife, which leaves out one at a time, see ``Corpus.groups``.
 GROUPS = 20
-# The group of sums that are kept over all groups at once.
+# Group of the sums that are kept over all groups at once.
 WHOLE = -1
-# The spaces whose vectors are compared, in the order of the tables.
+# Spaces whose vectors are compared, in table order.
 VECTOR_SPACES = ("hidden", "final", "query", "key", "value")
-# Of these, spaces without heads.
+# Spaces that have no heads.
 WHOLE_SPACES = ("hidden", "final")
-# In the order of the tables.
+# Types of keys, in table order.
 KEY_TYPES = ("all", *TOKEN_TYPES, "sink")
 
 Key = tuple[str | int, ...]
-# A key without its space and its layer: of a single word, that word.
+# A key without its space and its layer; a key of one word is that word.
 Name = str | Key
 Columns = dict[str, np.ndarray]
-# Jackknife groups.
+# Numbers of jackknife groups.
 Groups = tuple[int, ...]
 
 
 class GroupSums(NamedTuple):
-    """A sum over the utterances of each of some jackknife groups, in float64.
+    """A sum over the utterances of some jackknife groups, one per group, in float64.
 
     Attributes:
-        groups: those that have utterances so far, or ``WHOLE`` alone.
-        values: of shape group x ..., on the device that summed them; or as arrays.
+        groups: the groups that have utterances so far, or ``WHOLE`` alone.
+        values: the sums, of shape group x ..., a tensor on the device that summed them, or an
+            array.
     """
 
     groups: Groups
     values: Tensor | np.ndarray
 
     def of(self, groups: Groups) -> list[np.ndarray]:
-        """The sums of some groups, of those that have any."""
+        """The sums of some groups; groups without a sum are skipped."""
         sums = []
         for group in groups:
             if group in self.groups:
@@ -65,18 +66,18 @@ class GroupSums(NamedTuple):
 
 
 class LayerSums(Mapping[Name, np.ndarray]):
-    """The sums of one layer, or of one space of it, as :meth:`Metric.rows` gets them.
+    """The sums of one layer, or of one space of it, as :meth:`Metric.rows` receives them.
 
-    ``sums["tokens"]`` is what was added with the key ``("tokens", layer)``, or with
+    ``sums["tokens"]`` is the sum that was added with the key ``("tokens", layer)``, or with
     ``("tokens", space, layer)``; ``sums["sum", 3]`` is that of ``("sum", 3, layer)``. The first
-    axis is that of replicates: the corpus, whole or without one of its groups. It has length 1 in
-    sums that are kept over all groups at once.
+    axis runs over replicates: the whole corpus, or the corpus without one of its groups. It has
+    length 1 in sums that are kept over all groups at once.
 
     Attributes:
-        layer: its number.
+        layer: the number of the layer.
         space: of ``VECTOR_SPACES``; empty where keys name none.
         whole: by name, the sums over the whole corpus, without an axis of replicates.
-        left_out: of each replicate, the groups that are not in it: none, in the corpus as it is.
+        left_out: for each replicate, the groups left out of it; none for the whole corpus.
     """
 
     def __init__(self, layer: int, space: str, sums: dict[Name, GroupSums]) -> None:
@@ -89,7 +90,7 @@ class LayerSums(Mapping[Name, np.ndarray]):
         self._sums = sums
 
     def replicated(self, left_out: list[Groups]) -> Self:
-        """The same sums, with these replicates."""
+        """The same sums with other replicates."""
         other = copy.copy(self)
         other.left_out = left_out
         return other
@@ -115,7 +116,7 @@ class LayerSums(Mapping[Name, np.ndarray]):
         return len(self._sums)
 
     def parts(self, name: str) -> list[str | int]:
-        """What follows a name in keys: 3 and 4 where there are ("sum", 3) and ("sum", 4)."""
+        """Second words of keys that begin with ``name``: 3 and 4 for ("sum", 3), ("sum", 4)."""
         parts = []
         for key in self:
             if isinstance(key, tuple) and key[0] == name:
@@ -124,12 +125,12 @@ class LayerSums(Mapping[Name, np.ndarray]):
 
 
 class Metric(ABC):
-    """An accumulator of sums over utterances, which gives a table.
+    """An accumulator of sums over utterances, and the table that they give.
 
-    A measurement calls ``update`` for every layer of every batch, on many copies of the metric at
-    once if there are many workers, joins them with ``merge``, and asks for the ``table``. A metric
-    of your own is a subclass that says what it needs, adds to its sums in ``update``, and turns
-    the sums of a layer into columns in ``rows``:
+    A measurement calls ``update`` for every layer of every batch, on a copy of the metric per
+    worker, joins the copies with ``merge``, and calls ``table``. A metric of your own is a subclass
+    that declares what it needs, adds to its sums in ``update``, and turns the sums of a layer into
+    columns in ``rows``:
 
     >>> class LongVectors(Metric):
     ...     name, needs = "long_vectors", frozenset({"hidden"})
@@ -147,43 +148,41 @@ class Metric(ABC):
     >>> LongVectors(norm=10).fresh().norm
     10
 
-    Its table has the columns layer, share, ci_low, ci_high and tokens.
-    ``measure(model, corpus, [LongVectors(norm=10)])`` takes it, with any number of workers or on a
-    cluster. What is in ``activations`` is described by
-    :class:`~analysis_lib.capture.Activations` and :class:`~analysis_lib.capture.Vectors`, whose
-    ``values`` are utterance x head x token x dim, ``norms`` utterance x head x token and
-    ``counts`` utterance; hidden states have one head.
+    Its table has the columns layer, share, ci_low, ci_high and tokens. ``measure(model, corpus,
+    [LongVectors(norm=10)])`` measures it, with any number of workers or on a cluster. For
+    ``activations``, see :class:`~analysis_lib.capture.Activations` and
+    :class:`~analysis_lib.capture.Vectors`, whose ``values`` are utterance x head x token x dim,
+    ``norms`` utterance x head x token and ``counts`` utterance; hidden states have one head.
 
-    All that changes is in ``sums``: for each key, the sums of the jackknife groups (or of all
-    utterances at once, see :meth:`add_whole`). Their size does not depend on the corpus. A key is
-    a tuple: a name, then the space if there are several (``by_space``), and last the layer. Other
-    attributes are parameters: set in ``__init__``, never changed, and part of what is kept is known
-    by.
+    The state is in ``sums``: for each key, the sums of the jackknife groups (or of all utterances
+    at once, see :meth:`add_whole`). Their size does not depend on the corpus. A key is a tuple: a
+    name, then the space if there are several (``by_space``), and last the layer. Other attributes
+    are parameters: set in ``__init__``, never changed, and part of the key of stored tables.
 
     Attributes:
-        name: of the table.
-        version: raised in the commit that changes numbers of the table, see
+        name: the name of the table.
+        version: raise it in the commit that changes numbers of the table, see
             :mod:`~analysis_lib.measurement.versions`.
         needs: the spaces of ``capture.SPACES`` that ``update`` reads; ``weights`` for the entropy
             of attention rows and their mass by type of key, ``blocks`` for the weights themselves
             (``activations.attention.reduce``), ``scores`` for sums of scores.
-        axes: what the axes of the columns are, after that of replicates. Each is a column, too, of
-            numbers from 0, or of the labels that ``rows`` gives by its name. Heads count from 1,
-            and are missing for hidden vectors.
+        axes: names of the axes of the columns, after that of replicates. Each becomes a column of
+            the table, of numbers from 0 or of the labels that ``rows`` returns by its name. Heads
+            count from 1, and are missing for hidden vectors.
         order: the columns that come first, after ``space``; the layer and the axes by default.
-        optional: columns of numbers where 0 means none, and is missing in the table.
-        interval: the column whose jackknife interval the table gives as ``ci_low`` and
-            ``ci_high``, if any. A metric without one gets one replicate at a time.
+        optional: columns of numbers in which 0 means "none" and becomes a missing value.
+        interval: the column whose jackknife interval the table gives as ``ci_low`` and ``ci_high``,
+            if any. Without one, ``rows`` gets one replicate at a time.
         by_space: whether the second word of every key is a space; the table then has one, too.
-        limits: the range of that column, which its interval does not leave.
-        smooth: whether that column changes little by little where utterances are left out, as a
-            mean or a cosine does and a median does not: see
+        limits: the range of that column, to which its interval is cut.
+        smooth: whether that column changes gradually when utterances are left out, as a mean or a
+            cosine does and a median does not: see
             :func:`~analysis_lib.metrics.intervals.jackknife_interval`.
-        counts: the column that says how many vectors or utterances a row rests on. A group of
-            utterances that adds nothing to it has no part in the interval of the row; without such
-            a column, every group has.
-        of_pairs_within_utterances: whether it compares vectors of one utterance.
-        on_request: whether it costs so much that ``all`` leaves it out.
+        counts: the column with the number of vectors or utterances behind a row. A group of
+            utterances that adds nothing to it is left out of the interval of the row; without such
+            a column, all groups are used.
+        of_pairs_within_utterances: whether the metric compares vectors of the same utterance.
+        on_request: whether the metric is too expensive for ``all``.
     """
 
     name: ClassVar[str]
@@ -205,7 +204,7 @@ class Metric(ABC):
 
     @abstractmethod
     def update(self, activations: Activations) -> None:
-        """Add one layer of one batch."""
+        """Add the sums of one layer of one batch."""
 
     @abstractmethod
     def rows(self, sums: LayerSums) -> Columns:
@@ -213,18 +212,18 @@ class Metric(ABC):
 
         Returns:
             By name, arrays of shape replicate x ``axes``, or that broadcast to it; an array named
-            like an axis has its labels, and is of one dimension. Which rows there are does not
-            depend on the replicate: a type of token has some if it occurs in ``sums.whole``.
+            like an axis is one-dimensional and holds its labels. The rows must not depend on the
+            replicate: a type of token has some if it occurs in ``sums.whole``.
         """
 
     def fresh(self, sums: dict[Key, GroupSums] | None = None) -> Self:
-        """An accumulator with the same parameters that is empty, or holds these sums."""
+        """A new accumulator with the same parameters, empty or with the given sums."""
         other = copy.copy(self)
         other.sums = sums or {}
         return other
 
     def merge(self, other: Self) -> None:
-        """Add what ``other`` has summed; the result is that of one pass over both corpora."""
+        """Add the sums of ``other``; the result is that of one pass over both corpora."""
         owners = functools.cache(Owners)
         for key, (groups, values) in other.sums.items():
             values = torch.as_tensor(values)
@@ -237,7 +236,7 @@ class Metric(ABC):
         """The tidy table of everything summed so far.
 
         Raises:
-            AnalysisError: there is too little to measure, such as a single token.
+            AnalysisError: the sums are of too little data, such as a single token.
         """
         with_interval = self.interval is not None
         left_out: list[Groups] = [()]
@@ -250,12 +249,12 @@ class Metric(ABC):
         return self.leaving_out()(*groups)
 
     def leaving_out(self) -> Callable[..., pd.DataFrame]:
-        """:meth:`without` of the sums as they are now, for many tables of them."""
+        """:meth:`without` bound to the sums as they are now, for many tables of them."""
         layers = self.layers()
         return lambda *groups: self._table(layers, [groups], with_interval=False)
 
     def layers(self) -> list[LayerSums]:
-        """The sums of each layer, in the order of the table: by space, then by layer."""
+        """The sums of each layer, in table order: by space, then by layer."""
         arrays = self.arrays()
         if not arrays:
             raise AnalysisError(f"{self.name}: nothing was measured")
@@ -277,9 +276,10 @@ class Metric(ABC):
         left_out: list[Groups],
         with_interval: bool,
     ) -> pd.DataFrame:
-        """The table of the first replicate, with the interval that the others give."""
+        """The table of the first replicate, with the interval from the others."""
         parts = []
-        # Without a group, the only utterance of its kind may be missing: what is left is NaN.
+        # The group that is left out may hold the only utterance of its kind: the rest then gives
+        # NaN.
         with np.errstate(invalid="ignore", divide="ignore"):
             for layer in layers:
                 sums = layer.replicated(left_out)
@@ -288,11 +288,11 @@ class Metric(ABC):
         for name in parts[0]:
             values = np.concatenate([part[name] for part in parts])
             columns[name] = _typed(name, values, name in self.optional)
-        # As they are: copies of millions of rows would take as much memory again.
+        # ``copy=False``: a copy of millions of rows would double the memory.
         return pd.DataFrame(columns, copy=False)
 
     def _columns(self, sums: LayerSums, with_interval: bool) -> Columns:
-        """The columns of a layer in the order of the table, of one dimension each."""
+        """The columns of a layer in table order, each one-dimensional."""
         columns = {}
         for name, values in self.rows(sums).items():
             columns[name] = _as_cells(name, values)
@@ -314,7 +314,11 @@ class Metric(ABC):
         return table
 
     def _shape(self, columns: Columns, replicates: int) -> tuple[int, ...]:
-        """The shape of the columns, replicate x axes; an AnalysisError if they have another."""
+        """The shape of the columns, replicate x axes.
+
+        Raises:
+            AnalysisError: a column does not broadcast to it.
+        """
         axes = ("replicate", *self.axes)
         shapes = {}
         for name, values in columns.items():
@@ -333,12 +337,12 @@ class Metric(ABC):
         return shape
 
     def _labels(self, columns: Columns, shape: tuple[int, ...], space: str) -> Columns:
-        """What stands along each axis, in arrays that broadcast to the columns."""
+        """Labels along each axis, in arrays that broadcast to the columns."""
         labels = {}
         further = len(shape)
         for axis, size in zip(self.axes, shape, strict=True):
             numbers = np.arange(size)
-            # The only head of hidden vectors stays 0, which is missing in the table.
+            # Hidden vectors have a single head: 0, which becomes a missing value.
             if axis == "head" and space not in WHOLE_SPACES:
                 numbers += 1
             further -= 1
@@ -351,13 +355,13 @@ class Metric(ABC):
         columns: Columns,
         shape: tuple[int, ...],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of the interval of a layer's rows."""
+        """The lower and upper ends of the intervals of a layer's rows."""
         replicates = np.broadcast_to(columns[self.interval], shape)
         point, *parts = map(np.asarray, replicates)
         if self.counts is not None:
             of_all, *counts = np.broadcast_to(columns[self.counts], shape)
             for index, count in enumerate(counts):
-                # The group that is left out has nothing in these rows.
+                # The group that is left out adds nothing to these rows.
                 has_no_part = count == of_all
                 if has_no_part.any():
                     parts[index] = np.ma.array(parts[index], mask=has_no_part)
@@ -368,10 +372,10 @@ class Metric(ABC):
         return low, high
 
     def arrays(self) -> dict[Key, GroupSums]:
-        """The sums as arrays, wherever they were summed.
+        """The sums as arrays in main memory.
 
         Raises:
-            AnalysisError: a sum is not finite; the first layer that has such is named.
+            AnalysisError: a sum is not finite; the message names the first such layer.
         """
         arrays = {}
         bad = []
@@ -388,7 +392,7 @@ class Metric(ABC):
         return arrays
 
     def occupied_groups(self) -> list[int]:
-        """The groups with a token that counts: the sums of others are zeros."""
+        """The groups that have a token that counts; the sums of the others are zero."""
         occupied = set()
         for groups, values in self.sums.values():
             is_occupied = values.reshape(len(groups), -1).any(1)
@@ -396,13 +400,13 @@ class Metric(ABC):
         return sorted(occupied - {WHOLE})
 
     def vectors(self, activations: Activations) -> Iterator[tuple[str, Vectors]]:
-        """The spaces that the metric needs and the layer has, in the order of the tables."""
+        """Spaces that the metric needs and the layer has, with their vectors, in table order."""
         for space in VECTOR_SPACES:
             if space in self.needs and space in activations.spaces:
                 yield space, activations.spaces[space]
 
     def add(self, key: Key, values: Tensor, activations: Activations) -> None:
-        """Add values, whose first axis is the utterance of the batch, to the sums of its group."""
+        """Add values, whose first axis is the batch's utterances, to the sums of their groups."""
         self._accumulate(key, values, activations.tokens.owners)
 
     def add_runs(self, key: Key, values: Tensor, activations: Activations) -> None:
@@ -410,8 +414,8 @@ class Metric(ABC):
         self._accumulate(key, values, activations.tokens.owners_of_runs)
 
     def add_whole(self, key: Key, values: Tensor) -> None:
-        """Add a sum that is too large to keep once per group; what it gives has no interval."""
-        # In memory, whatever the device: it may have no room for what is so large.
+        """Add a sum too large to keep once per group; columns made from it have no interval."""
+        # Kept in main memory: a GPU may have no room for it.
         in_memory = values.cpu().unsqueeze(0)
         self._accumulate(key, in_memory, Owners([WHOLE]))
 
@@ -421,7 +425,7 @@ class Metric(ABC):
         if more:
             groups += more
             shape = len(more), *values.shape[1:]
-            # Sums outlive the forward pass, which runs in inference mode.
+            # The sums outlive the forward pass, which runs in inference mode.
             with torch.inference_mode(False):
                 zeros = torch.zeros(shape, dtype=torch.float64, device=values.device)
                 sums = zeros if sums is None else torch.cat([sums, zeros])
@@ -430,7 +434,10 @@ class Metric(ABC):
 
 
 def _as_cells(name: str, values: np.ndarray) -> np.ndarray:
-    """Words as objects, each of which is there once; types of keys as their places."""
+    """The values as table cells.
+
+    Object dtype stores each distinct string once; types of keys become codes.
+    """
     cells = np.asarray(values)
     if name == "key_type":
         codes = [KEY_TYPES.index(word) for word in cells]
@@ -441,12 +448,12 @@ def _as_cells(name: str, values: np.ndarray) -> np.ndarray:
 
 
 def _typed(name: str, values: np.ndarray, is_optional: bool) -> object:
-    """A column as pandas is to have it."""
+    """The column in its pandas type."""
     if is_optional:
         return pd.arrays.IntegerArray(values, values == 0)
     if name == "key_type":
         occur = np.bincount(values, minlength=len(KEY_TYPES)) > 0
-        # As ``remove_unused_categories`` does, which would sort all rows.
+        # The same as ``remove_unused_categories``, which would sort all rows.
         codes = np.cumsum(occur) - 1
         types = np.array(KEY_TYPES)[occur]
         return pd.Categorical.from_codes(codes[values], types, ordered=True)
@@ -454,7 +461,7 @@ def _typed(name: str, values: np.ndarray, is_optional: bool) -> object:
 
 
 def means_of(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Sums over how many were summed; NaN where there were none."""
+    """Sums divided by counts; NaN where the count is 0."""
     return totals / np.where(counts > 0, counts, np.nan)
 
 
@@ -463,15 +470,15 @@ def type_means(
     counts: np.ndarray,
     occur: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The means over all tokens, or pairs, and over those of each type that occurs.
+    """Means over all tokens (or pairs), and over those of each type that occurs.
 
     Args:
         totals: sums by type that occurs, of shape replicate x ... x kind x width.
-        counts: how many tokens or pairs of each type there are, of shape replicate x type.
-        occur: which types have a row: those that occur in the whole corpus.
+        counts: the number of tokens or pairs of each type, of shape replicate x type.
+        occur: for each type, whether it occurs in the whole corpus and so has a row.
 
     Returns:
-        The means, of shape replicate x ... x kind x width, and how many there are of each kind,
+        The means, of shape replicate x ... x kind x width, and the counts of each kind, of shape
         replicate x 1 ... x kind x 1; ``all`` is the first kind.
     """
     of_all = totals.sum(-2, keepdims=True)
@@ -484,5 +491,5 @@ def type_means(
 
 
 def kinds_of(occur: np.ndarray, types: Sequence[str] = TOKEN_TYPES) -> np.ndarray:
-    """``all``, and the types that occur."""
+    """``all``, followed by the types that occur."""
     return np.array(["all", *itertools.compress(types, occur)])

@@ -23,12 +23,12 @@ def mean_pair_cosine(
 ) -> Float[np.ndarray, "*batch"]:
     r"""The mean cosine of all pairs of distinct vectors, from the sum of the unit vectors.
 
-    With u_i = x_i / ‖x_i‖ and N vectors, it is (‖Σ u_i‖² − N) / (N (N − 1)): no pair is formed,
-    none is left out.
+    With u_i = x_i / ‖x_i‖ and N vectors, it is (‖Σ u_i‖² − N) / (N (N − 1)): all pairs count,
+    though none is formed.
 
     Args:
         unit_sum: Σ u_i.
-        count: N, how many vectors there are, at least 2.
+        count: N, the number of vectors, at least 2.
 
     Returns:
         A cosine in [−1/(N − 1), 1]; NaN where N is below 2.
@@ -40,7 +40,7 @@ def mean_pair_cosine(
 
 
 def _pairs(count: np.ndarray | float) -> np.ndarray:
-    """How many ordered pairs of distinct vectors there are; NaN where there is none."""
+    """Number of ordered pairs of distinct vectors; NaN where there is none."""
     return np.where(count > 1, count * (count - 1), np.nan)
 
 
@@ -80,8 +80,8 @@ class Anisotropy(Metric):
 
     Exact: every pair counts, within an utterance and across. Columns: space (hidden, final, query,
     key, value), layer, head (missing for the first two), cosine in [−1/(N−1), 1], its 95 %
-    interval, and tokens, N. A zero vector has no direction: it is left out, and ``tokens`` is
-    smaller for it.
+    interval, and tokens, N. A zero vector has no direction: it is left out, and not counted in
+    ``tokens``.
     """
 
     name = "anisotropy"
@@ -110,12 +110,12 @@ class Anisotropy(Metric):
 
 
 class CosineByDimension(Metric):
-    """The part of each dimension in the average cosine of hidden vectors.
+    """Contribution of each dimension to the average cosine of hidden vectors.
 
     With u_i = x_i / ‖x_i‖, S = Σ u_i and Q_j = Σ u_ij², dimension j has c_j = (S_j² − Q_j) / (N (N
     − 1)), and these add up to the average cosine of :class:`Anisotropy`. Columns: space (hidden or
-    final), layer, dimension, cosine, c_j, and its 95 % interval. Made on request: it has as many
-    rows as layers have dimensions.
+    final), layer, dimension, cosine, c_j, and its 95 % interval. Made on request, for its size: one
+    row per layer and dimension.
     """
 
     name = "cosine_by_dimension"
@@ -135,7 +135,7 @@ class CosineByDimension(Metric):
     def rows(self, sums: LayerSums) -> Columns:
         pairs = _pairs(sums["vectors"])[..., None]
         cosine = (sums["unit_sum"] ** 2 - sums["unit_squares"]) / pairs
-        # Of shape replicate x head x dimension; hidden vectors have one head.
+        # Shape: replicate x head x dimension; hidden vectors have one head.
         return {"cosine": cosine[:, 0]}
 
 
@@ -144,9 +144,9 @@ class UtteranceSimilarity(Metric):
 
     Source: Fosse et al. 2023, eq. 3.
 
-    For an utterance of n tokens it is (‖Σ u_i‖² − n) / (n (n − 1)); only utterances of two tokens
-    or more count, each once, however long. Columns: space, layer, head (missing for hidden and
-    final), similarity in [−1, 1], its 95 % interval, and utterances, how many counted.
+    For an utterance of n tokens it is (‖Σ u_i‖² − n) / (n (n − 1)); utterances of at least two
+    tokens count, with equal weight whatever their length. Columns: space, layer, head (missing for
+    hidden and final), similarity in [−1, 1], its 95 % interval, and utterances, their number.
     """
 
     name = "utterance_similarity"

@@ -1,6 +1,4 @@
-"""Attention rows: their entropy, the weight that they give to keys of each type, and what each key
-receives.
-"""
+"""Attention rows: entropy, weight by type of key, and the attention that each key receives."""
 
 import numpy as np
 
@@ -8,8 +6,8 @@ from analysis_lib.capture import BLOCKS, WEIGHTS, Activations
 from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, LayerSums, Metric, means_of
 from analysis_lib.metrics.slots import SLOT_POSITIONS, SLOT_TYPES, slots_of, with_all
 
-# How much attention makes a key a sink, on average over the queries that see it (Gu et al. 2025,
-# sec. 3.1).
+# Attention that makes a key a sink, averaged over the queries that see it (Gu et al. 2025, sec.
+# 3.1).
 SINK = 0.3
 
 
@@ -18,8 +16,8 @@ class AttentionEntropy(Metric):
 
     Columns: layer, head, entropy_nats, the mean of −Σ p ln p over queries; and entropy_normalised
     in [0, 1], the mean of the entropy over ln n, its largest value for the n keys that the query
-    may see, with its 95 % interval. A row with one key has entropy 0 and no normalised one: it
-    counts in the first mean alone (normalised is NaN where no row has two keys).
+    may see, with its 95 % interval. A row with one key has entropy 0 and no normalised entropy, so
+    it counts only in the first mean (the second is NaN where no row has two keys).
     """
 
     name = "attention_entropy"
@@ -55,15 +53,15 @@ class AttentionEntropy(Metric):
 
 
 class AttentionByTokenType(Metric):
-    """The attention that keys of each type receive (Maruta and Matsuzaki 2024, sec. 2.2).
+    """Attention that keys of each type receive (Maruta and Matsuzaki 2024, sec. 2.2).
 
     Columns: layer, head, key_type (a type of token, or ``sink``: a learnt logit that takes weight
     and gives no value), mass in [0, 1], the total weight that a query gives to the keys of the
     type, mean over queries, which sums to 1 over types; weight in [0, 1], the mean weight of a pair
     of a query and a key of the type that it may see, with its 95 % interval; and uniform_mass and
     uniform_weight, the same for attention that is spread evenly over the keys that a query may see.
-    Under a causal mask, that gives the first token more than others: a model gives it much where
-    its weight is above this. A type that does not occur has no row.
+    Under a causal mask, even attention gives the first token more than others: a model favours it
+    only where its weight is above uniform_weight. A type that does not occur has no row.
     """
 
     name = "attention_by_token_type"
@@ -102,14 +100,14 @@ class AttentionByTokenType(Metric):
 
 
 class AttentionReceived(Metric):
-    """The attention that a key receives: its weight, averaged over the queries that see it.
+    """Attention that a key receives: its weight, averaged over the queries that see it.
 
     Source: Gu et al. 2025, sec. 3.1.
 
     Columns: layer, head, position (1 for the first token, up to 8; missing where it does not
     matter), key_type (all, or a type of token), received in [0, 1], mean over such keys, with its
-    95 % interval; sink_rate in [0, 1], the share of them that receive more than 0.3; and keys, how
-    many there are. A key that no counted query sees is none. Made on request.
+    95 % interval; sink_rate in [0, 1], the share of them that receive more than 0.3; and keys,
+    their number. Keys that no counted query sees are left out. Made on request.
     """
 
     name = "attention_received"
@@ -129,7 +127,7 @@ class AttentionReceived(Metric):
         visibility = attention.visibility
         counted = attention.counted.double()
         weights = attention.reduce(lambda block: block.received(counted))
-        # How many queries see each key: one number where all see all.
+        # Number of queries that see each key: a single number where all queries see all keys.
         queries = visibility.over_queries(counted.unsqueeze(-1)).squeeze(-1)
         share = weights.double() / queries.clamp_min(1).unsqueeze(1)
         is_seen = (queries > 0).expand_as(visibility.keys.mask)

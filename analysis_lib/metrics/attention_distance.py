@@ -1,4 +1,4 @@
-"""How far away the keys are that a query attends to."""
+"""Mean distance between a query and the keys that it attends to."""
 
 import pandas as pd
 from torch import Tensor
@@ -13,11 +13,11 @@ class AttentionDistance(Metric):
 
     For query m of a head it is Σ_n α_mn |m − n| / Σ_n α_mn over the keys n of its text, a mean
     weighted by attention (Vig & Belinkov 2019; Dosovitskiy et al. 2021, sec. 4.5, in pixels). The
-    denominator is 1 but for a learnt sink, which has no place. Columns: layer, head, and distance,
-    the mean over queries, with its 95 % interval: 0 where each token attends to itself. Distances
-    are those in the order of the tokens, in an image along its rows of patches. An attention whose
-    keys are not the tokens of its queries, such as that of a decoder to an encoder, has no row.
-    Made on request: weights are formed once more.
+    denominator is 1 unless the head has a learnt sink, which has no position. Columns: layer, head,
+    and distance, the mean over queries, with its 95 % interval: 0 where each token attends to
+    itself. Distances follow the order of the tokens; in an image, that is row by row over its
+    patches. Attention whose keys are not the tokens of its queries, such as that of a decoder to an
+    encoder, has no row. Made on request, because attention weights are computed once more.
     """
 
     name = "attention_distance"

@@ -1,6 +1,4 @@
-"""Mean value of every dimension of the hidden state, and the dimensions whose mean lies far from
-the others.
-"""
+"""Mean of every dimension of the hidden state, and the dimensions whose mean is an outlier."""
 
 import numpy as np
 from jaxtyping import Float
@@ -19,8 +17,10 @@ THRESHOLD = 3.0
 
 
 def magnitude_zscores(means: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " dim"]:
-    """How far each |mean| lies above the average |mean| of the layer, in standard deviations (of
-    the population).
+    """z-score of each |mean| among the dimensions of a layer.
+
+    It is the distance of |mean| from the layer's average |mean|, in standard deviations (of the
+    population).
 
     Returns:
         z-scores, which average 0; all 0 where every |mean| is the same.

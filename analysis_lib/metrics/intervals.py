@@ -1,4 +1,4 @@
-"""95 % intervals: of statistics over utterances, of means over seeds, of shares, and of ratios."""
+"""95 % intervals of statistics over utterances, means over seeds, shares, and ratios."""
 
 import functools
 import itertools
@@ -12,15 +12,15 @@ import scipy
 from jaxtyping import Float
 
 CONFIDENCE = 0.95
-# Of a symmetric law, what lies below the upper end of its interval.
+# Quantile at the upper end of a symmetric interval.
 UPPER_QUANTILE = (1 + CONFIDENCE) / 2
-# Raised in the commit that changes the intervals of tables, see ``measurement.versions``.
+# Raise it in the commit that changes the intervals of tables, see ``measurement.versions``.
 VERSION = 2
-# Student's interval over fewer seeds is too wide to decide anything: over two, it is 12.7 standard
-# errors to each side.
+# With fewer seeds, Student's interval is too wide to decide anything: over two, it reaches 12.7
+# standard errors to each side.
 FEWEST_SEEDS = 5
-# An interval over fewer independent units holds the truth less often than it should: how many they
-# are is said.
+# With fewer independent units, an interval covers the truth less often than 95 %: their number is
+# printed beside it.
 FEW_UNITS = 30
 Z_95 = 1.959964
 
@@ -30,32 +30,31 @@ def jackknife_interval(
     left_out: Iterable,
     smooth: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""The 95 % interval of a statistic from its values with one group of utterances left out at a
-    time.
+    r"""95 % jackknife interval of a statistic, from its values without each group of utterances.
 
     With G groups and values θ_(g), whose mean is θ̄, the squared standard error se² is (G − 1)/G ·
     Σ (θ_(g) − θ̄)². The interval reaches t · se to each side, with the 97.5 % quantile t of
-    Student's law with G − 1 degrees of freedom (Miller 1974), of the value without its estimated
-    bias, Gθ − (G − 1)θ̄ (Quenouille 1956). It is centred there because pairs of tokens of one text
-    make a statistic of few texts too large. The centre lies at most one se from θ: what would move
-    it farther is no bias, but a statistic that jumps.
+    Student's law with G − 1 degrees of freedom (Miller 1974), around the value without its
+    estimated bias, Gθ − (G − 1)θ̄ (Quenouille 1956). The correction is needed because pairs of
+    tokens of one text inflate a statistic of few texts. The centre lies at most one se from θ: a
+    larger shift means that the statistic jumps, not that it is biased.
 
     Args:
         point: the statistic on everything, of any shape.
-        left_out: the statistic without each group, masked where the group has no part in it; of
-            large ones, one is in memory at a time.
-        smooth: of a statistic that jumps where a group is left out, such as a median, a rank or a
-            count, the bias cannot be estimated so: False keeps the interval around θ.
+        left_out: the statistic without each group, masked where it does not depend on the group;
+            read one at a time, so that only one is in memory.
+        smooth: False for a statistic that jumps when a group is left out, such as a median, a rank
+            or a count: its bias cannot be estimated in this way, and the interval stays around θ.
 
     Returns:
-        Lower and upper bounds, of the shape of ``point``; NaN where fewer than two groups have a
-        part.
+        Lower and upper bounds, of the shape of ``point``; NaN where the statistic depends on fewer
+        than two groups.
 
     >>> low, high = jackknife_interval(np.array(2.0), np.array([2.5, 2.0, 1.5]))
     >>> round(float(high - 2), 3)
     2.484
 
-    Without a group the statistic is larger by 0.1, on average: the centre is 3 · 2.0 − 2 · 2.1 =
+    Leaving out a group raises the statistic by 0.1 on average: the centre is 3 · 2.0 − 2 · 2.1 =
     1.8.
 
     >>> low, high = jackknife_interval(np.array(2.0), np.array([2.6, 2.1, 1.6]))
@@ -65,7 +64,7 @@ def jackknife_interval(
     groups = np.array(0)
     mean = np.zeros(np.shape(point))
     square = np.zeros_like(mean)
-    # Tables have millions of rows: what is computed of each has its room once.
+    # Tables have millions of rows: the buffers are allocated once.
     step = np.empty_like(mean)
     part = np.empty_like(mean)
     for without in left_out:
@@ -97,24 +96,24 @@ def jackknife_interval(
 
 @functools.cache
 def _quantiles(most: int) -> np.ndarray:
-    """The quantile of Student's law by the number of groups, up to the most."""
+    """Quantiles of Student's law, indexed by the number of groups, up to ``most``."""
     freedom = np.arange(most + 1) - 1
     return scipy.stats.t.ppf(UPPER_QUANTILE, freedom)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, its 95 % interval, and over how many independent units that is; it prints itself.
+    """A number with its 95 % interval and its number of independent units; it prints itself.
 
     Attributes:
         value: the number; NaN where there is none.
-        ci_low, ci_high: the ends of its interval, NaN without one. An interval of no width is none:
-            what was counted does not depend on the units.
-        draws: the independent units, such as seeds or groups of texts, where that is known.
+        ci_low, ci_high: the ends of its interval, NaN without one. An interval of zero width counts
+            as none: the number does not vary with the units.
+        draws: the number of independent units, such as seeds or groups of texts, if known.
         scale: ``linear``, or ``fisher`` for a correlation r, whose interval is symmetric in artanh
             r.
-        centre: of the interval, on that scale: the number without its bias, see
-            :func:`jackknife_interval`. The middle of the ends unless given.
+        centre: the centre of the interval on that scale: the number without its bias, see
+            :func:`jackknife_interval`. By default, the middle between the ends.
 
     >>> found = Estimate(0.2412, 0.2215, 0.2609)
     >>> print(f"{found}, {found:.3f}", Estimate(0.24))
@@ -170,8 +169,9 @@ class Estimate:
         return self.value, self.ci_low, self.ci_high
 
     def side(self, bound: float) -> str:
-        """On which side of a bound the whole interval lies: ``above``, ``below`` or ``undecided``;
-        "" without one.
+        """Side of a bound on which the whole interval lies: ``above``, ``below`` or ``undecided``.
+
+        Without an interval, the empty string.
         """
         if math.isnan(self.ci_low):
             return ""
@@ -182,19 +182,20 @@ class Estimate:
         return "undecided"
 
     def within(self, least: float, most: float) -> "Estimate":
-        """The same, whose interval does not leave the range of its quantity; its centre and its p
-        stay.
+        """The same estimate, with its interval cut to the range of its quantity.
+
+        Its centre, and therefore its p-values, do not change.
         """
         low = max(self.ci_low, least)
         high = min(self.ci_high, most)
         return replace(self, ci_low=low, ci_high=high)
 
     def p(self, bound: float) -> float:
-        """The probability that a number whose true value is ``bound`` lies as far from it; NaN
-        without an interval.
+        """Two-sided p-value of the hypothesis that the true value is ``bound``.
 
-        By Student's t over the draws, or the normal law, around the centre of the interval, on the
-        scale on which that is symmetric.
+        Student's t over the draws, or the normal law if their number is not known, around the
+        centre of the interval and on the scale on which the interval is symmetric. NaN without an
+        interval.
 
         >>> round(Estimate(1.0, 0.0, 2.0).p(0.0), 3)
         0.05
@@ -206,9 +207,7 @@ class Estimate:
         return float(2 * self._law.sf(in_errors))
 
     def wider(self, tests: int) -> "Estimate":
-        """The same with the interval at the level at which so many are right at once
-        (Bonferroni).
-        """
+        """The same estimate with its interval widened for several tests at once (Bonferroni)."""
         level = 1 - (1 - CONFIDENCE) / 2 / tests
         reach = self._reach * self._law.ppf(level) / self._law.ppf(UPPER_QUANTILE)
         centre = self._straight(self.centre)
@@ -224,8 +223,9 @@ class Estimate:
 
     @property
     def _reach(self) -> float:
-        """How far the interval reaches from its centre: an end that was cut at a limit lies
-        nearer.
+        """Half-width of the interval, from its centre to the farther end.
+
+        An end that was cut at a limit lies nearer to the centre.
         """
         low = self._straight(self.ci_low)
         centre = self._straight(self.centre)
@@ -233,8 +233,9 @@ class Estimate:
         return max(centre - low, high - centre)
 
     def _straight(self, number: float) -> float:
-        """A number on the scale on which the interval is symmetric, on which a correlation of 1 is
-        infinitely far.
+        """The number on the scale where the interval is symmetric.
+
+        There, a correlation of ±1 is infinite.
         """
         if self.scale == "linear":
             return number
@@ -243,7 +244,7 @@ class Estimate:
         return math.atanh(number)
 
     def _curved(self, number: float) -> float:
-        """A number from the scale on which the interval is symmetric back to its own."""
+        """The inverse of :meth:`_straight`."""
         return math.tanh(number) if self.scale == "fisher" else number
 
 
@@ -252,12 +253,12 @@ def jackknife(
     left_out: Sequence[Any],
     smooth: bool = True,
 ) -> Estimate | list[Estimate]:
-    """A statistic with its :func:`jackknife_interval`; of several numbers, a list.
+    """A statistic with its :func:`jackknife_interval`; a list if there are several numbers.
 
     Args:
-        value: on everything: a number, or an array of numbers.
+        value: the statistic on all units: a number, or an array of numbers.
         left_out: the same without each unit.
-        smooth: as of :func:`jackknife_interval`.
+        smooth: see :func:`jackknife_interval`.
 
     >>> print(jackknife(2.0, [2.5, 2.0, 1.5]))
     2.00 [-0.48, 4.48]
@@ -273,7 +274,7 @@ def jackknife(
 
 @dataclass(frozen=True)
 class Least(Estimate):
-    """The least of several numbers, by :func:`least`.
+    """The smallest of several numbers, as :func:`least` gives it.
 
     Attributes:
         parts: the numbers.
@@ -282,7 +283,7 @@ class Least(Estimate):
     parts: tuple[Estimate, ...] = ()
 
     def __neg__(self) -> Estimate:
-        # Of the greatest of the negated, a p is not known.
+        # Negated, it is the largest of several numbers, for which there is no p-value.
         return Estimate(
             -self.value,
             -self.ci_high,
@@ -292,8 +293,11 @@ class Least(Estimate):
         )
 
     def p(self, bound: float) -> float:
-        """For a least above the bound, the largest p of the parts (intersection-union); else their
-        corrected least.
+        """The p-value of the hypothesis that the smallest number equals ``bound``.
+
+        If the smallest lies above the bound, it is the largest p-value of the parts
+        (intersection-union); otherwise the smallest p-value of the parts at or below the bound,
+        corrected for their number (Bonferroni).
         """
         every = [part.p(bound) for part in self.parts]
         if math.isnan(self.value):
@@ -306,13 +310,12 @@ class Least(Estimate):
 
 
 def least(parts: Sequence[Estimate]) -> Estimate:
-    """The least of several numbers, such as those of all layers, with an interval that holds it in
-    95 % of draws.
+    """The smallest of several numbers, such as those of all layers, with its 95 % interval.
 
-    The jackknife of a minimum is not consistent. Here the lower end is the least of the lower ends:
-    all numbers lie above a bound where each does (intersection-union; Berger 1982). The upper end
-    is the least of the upper ends at the level at which those of all numbers are right at once
-    (Bonferroni). No interval where one has none.
+    The jackknife of a minimum is not consistent. Here the lower end is the smallest of the lower
+    ends: all numbers lie above a bound where each does (intersection-union; Berger 1982). The upper
+    end is the smallest of the upper ends after all intervals have been widened to hold at once
+    (Bonferroni). There is no interval where one of the numbers has none.
 
     >>> print(least([Estimate(0.3, 0.2, 0.4), Estimate(0.25, 0.15, 0.35)]))
     0.25 [0.15, 0.36]
@@ -330,10 +333,10 @@ def mean_interval(
     values: Iterable[float],
     fewest: int = 2,
 ) -> Estimate:
-    """Mean and 95 % interval of independent draws: mean ± t · s/√n with Student's t of n − 1
-    degrees of freedom.
+    """Mean and 95 % interval of independent draws.
 
-    There is no interval of fewer than ``fewest`` draws.
+    The interval is mean ± t · s/√n, with Student's t of n − 1 degrees of freedom. There is none of
+    fewer than ``fewest`` draws.
 
     >>> print(mean_interval([1.0, 2.0, 3.0]))
     2.00 [-0.48, 4.48]
@@ -350,19 +353,16 @@ def mean_interval(
 
 
 def seed_interval(values: Iterable[float]) -> Estimate:
-    """The :func:`mean_interval` of numbers of one training each, of which ``FEWEST_SEEDS`` are
-    needed.
-    """
+    """The :func:`mean_interval` of one number per training; it needs ``FEWEST_SEEDS`` of them."""
     return mean_interval(values, FEWEST_SEEDS)
 
 
 def seed_and_unit_interval(estimates: Iterable[Estimate]) -> Estimate:
-    """Mean and 95 % interval over seeds of numbers that each have an interval over the same texts,
-    or pictures.
+    """Mean and 95 % interval over seeds of numbers that each have an interval over the same texts.
 
-    Half-widths add like independent errors: that of :func:`seed_interval`, and that over texts,
-    mean over seeds, which all of them share. The interval stands around the mean of the centres of
-    theirs.
+    Half-widths add in quadrature, like independent errors: that of :func:`seed_interval`, and the
+    mean half-width over texts, which all seeds share. The interval is centred on the mean of the
+    seeds' centres. Pictures may take the place of texts.
 
     >>> seeds = [Estimate(n, n - 1, n + 1) for n in (1.0, 2.0, 3.0, 4.0, 5.0)]
     >>> print(seed_and_unit_interval(seeds))
@@ -370,7 +370,7 @@ def seed_and_unit_interval(estimates: Iterable[Estimate]) -> Estimate:
     """
     estimates = [*estimates]
     mean = seed_interval(estimate.value for estimate in estimates)
-    # An interval of no width is none: it adds nothing to the other, and moves no centre.
+    # An interval of zero width counts as none: it contributes no width and no bias.
     widths = [estimate.ci_high - estimate.ci_low for estimate in estimates]
     biases = [estimate.value - estimate.centre for estimate in estimates]
     over_units = np.nan_to_num(widths).mean() / 2
@@ -391,9 +391,9 @@ def correlation(
 
     Args:
         r: Pearson's correlation, or with ``rank`` Spearman's.
-        items: at least 4 have an interval.
-        rank: with the variance of Bonett and Wright (2000), (1 + r²/2) / (n − 3); a perfect order
-            counts as the next one below it, as another order would be.
+        items: the number of items, n; an interval needs at least 4.
+        rank: use the variance of Bonett and Wright (2000), (1 + r²/2) / (n − 3); a perfect order
+            counts as the closest imperfect one.
 
     >>> print(correlation(0.5, 30))
     0.50 [0.17, 0.73]
@@ -413,14 +413,13 @@ def correlation(
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """The p-values of several tests, each raised so that all hold at once (Holm 1979); NaN are left
-    out.
+    """The p-values of several tests, adjusted for their number (Holm 1979); NaN are left out.
 
     >>> holm([0.01, 0.04, math.nan, 0.03]).tolist()
     [0.03, 0.06, nan, 0.06]
     """
     p_values = np.asarray(p_values, dtype=float)
-    # Those that are missing come last.
+    # NaN are sorted to the end.
     order = np.argsort(p_values)[: np.isfinite(p_values).sum()]
     factors = np.arange(len(order), 0, -1)
     raised = np.full(len(p_values), math.nan)
@@ -430,14 +429,15 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Share(Estimate):
-    """A share of independent items, with the interval of Wilson (1927), by :func:`share`; ``draws``
-    are the items.
+    """A share of independent items with the interval of Wilson (1927), as :func:`share` gives it.
+
+    ``draws`` is the number of items.
     """
 
     def p(self, bound: float) -> float:
-        """By the score test, which the interval inverts."""
+        """The p-value of the score test, which Wilson's interval inverts."""
         distance = abs(self.value - bound)
-        # Of a negated share, both are below zero.
+        # A negated share has a negative value and a negative bound.
         bound = abs(bound)
         if not 0 < bound < 1:
             return float(distance == 0)

@@ -1,4 +1,4 @@
-"""Isotropy: how far a cloud of vectors is from one that has no preferred direction."""
+"""Isotropy: the distance of a cloud of vectors from one without a preferred direction."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,8 +22,7 @@ from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
 
 # Two matrices of this width take 1 GiB per layer.
 WIDEST = 8192
-# A variance below this share of the mean square is what rounding leaves of vectors that are all the
-# same.
+# A variance below this share of the mean square is rounding error: the vectors are all the same.
 ROUNDING = 1e-13
 
 
@@ -31,12 +30,11 @@ def mean_square_cosine(
     unit_moment: Float[np.ndarray, "*batch dim dim"],
     vectors: Float[np.ndarray, "*batch"],
 ) -> Float[np.ndarray, "*batch"]:
-    r"""The mean squared cosine of all pairs of distinct vectors, from the second moment of the unit
-    vectors.
+    r"""Mean squared cosine of all pairs of distinct vectors, from the moment of unit vectors.
 
     With u_i = x_i / ‖x_i‖ and M = Σ u_i u_iᵀ, Σ_i Σ_j (u_i·u_j)² = ‖M‖_F², and N of these terms are
     pairs of a vector with itself: the mean is (‖M‖_F² − N) / (N (N − 1)). In an isotropic cloud it
-    is 1/d, whatever the norms.
+    is 1/d; norms do not matter.
 
     Args:
         unit_moment: M, a sum and not a mean.
@@ -50,7 +48,7 @@ def mean_square_cosine(
     array(0.5)
     """
     square = np.square(unit_moment).sum((-2, -1))
-    # Rounding can leave orthogonal vectors a little below zero.
+    # Rounding can put orthogonal vectors slightly below zero.
     of_pairs = np.maximum(square - vectors, 0)
     pairs = np.where(vectors > 1, vectors * (vectors - 1), np.nan)
     return np.asarray(of_pairs / pairs)
@@ -59,15 +57,14 @@ def mean_square_cosine(
 def isoscore(
     covariance: Float[np.ndarray, "*batch dim dim"],
 ) -> Float[np.ndarray, "*batch"]:
-    r"""IsoScore (Rudman et al. 2022): the share of the dimensions that a cloud uses, beyond the
-    first.
+    r"""IsoScore (Rudman et al. 2022): share of its dimensions that a cloud uses, after the first.
 
     It is (P − 1) / (d − 1), where P = (tr C)² / ‖C‖_F² = (Σ λ)² / Σ λ² is the participation ratio
     of the eigenvalues λ of the covariance C. The paper's algorithm rescales the variances along the
     principal components to λ̂ = √d λ / ‖λ‖, takes the isotropy defect δ = ‖λ̂ − 1‖ / √(2 (d − √d)),
     then φ = (d − δ² (d − √d))² / d², and returns (d φ − 1) / (d − 1). Since ‖λ̂‖² = d and Σ λ̂ = √d
     √P, the square ‖λ̂ − 1‖² is 2 (d − √d √P), so that δ² (d − √d) = d − √(d P) and φ = d P / d² = P
-    / d. No principal component need be found, and the scale of C does not matter.
+    / d. No principal components have to be computed, and the scale of C does not matter.
 
     Args:
         covariance: C, with any normalisation.
@@ -88,7 +85,7 @@ def isoscore(
 
 
 class Isotropy(Metric):
-    r"""How far the vectors of a layer are from an isotropic cloud of as many dimensions.
+    r"""Deviation of a layer's vectors from an isotropic cloud of as many dimensions.
 
     Godey et al. 2024, app. B, leave "isotropy metrics that are grounded to isotropic
     cosine-similarity distributions" to future work. In an isotropic cloud in d dimensions the
@@ -100,11 +97,11 @@ class Isotropy(Metric):
       cosine lie between it and 0, with its 95 % interval; from −√d/(N − 1) to √d, and near 0 in an
       isotropic cloud;
     - mean_square_cosine, in [0, 1], of distinct pairs; near 1/d in an isotropic cloud;
-    - effective_dimension, its inverse: in how many dimensions isotropic directions have that mean
-      square; 1 where all vectors lie on one line, near d in an isotropic cloud, and infinite where
-      all are orthogonal;
+    - effective_dimension, its inverse: the number of dimensions in which isotropic directions have
+      that mean square; 1 where all vectors lie on one line, near d in an isotropic cloud, and
+      infinite where all are orthogonal;
     - isoscore, in [0, 1], of the covariance; missing where the vectors are all the same;
-    - tokens, how many vectors have a direction.
+    - tokens, the number of vectors that are not zero.
 
     Cosines depend neither on the length of a vector nor on the mean of the cloud; IsoScore
     subtracts the mean and weights by squared length. A round cloud far from the origin therefore
@@ -112,10 +109,10 @@ class Isotropy(Metric):
     with a few long dimensions has no deviations.
 
     The second moments take 16 d² bytes per layer and head, so they are kept once, and not per
-    jackknife group: only ``deviations``, which does without them, has an interval.
+    jackknife group: only ``deviations``, which does not use them, has an interval.
 
     Args:
-        spaces: which of hidden, final, query, key and value to measure.
+        spaces: the spaces to measure, from hidden, final, query, key and value.
     """
 
     name = "isotropy"
@@ -151,8 +148,9 @@ class Isotropy(Metric):
         self.add(("vectors", space, layer), vectors.nonzero, activations)
         counts = vectors.counts.unsqueeze(1).expand_as(vectors.nonzero)
         self.add(("tokens", space, layer), counts, activations)
-        # In float64 the mean can be 10⁵ times as long as the spread before the covariance, a
-        # difference of the two, loses what vectors in float32 know of it; and merging stays a sum.
+        # In float64, the mean may be 10⁵ times as long as the spread before the covariance, a
+        # difference of the two, loses digits that float32 vectors have; and the sums stay
+        # mergeable.
         counted = (vectors.norms != 0).unsqueeze(-1)
         values = torch.where(counted, vectors.values, 0).double()
         values = values.transpose(0, 1).flatten(1, 2)
@@ -183,7 +181,7 @@ class Isotropy(Metric):
         return table
 
     def leaving_out(self) -> Callable[..., pd.DataFrame]:
-        """Refused: the second moments hold every group.
+        """Not available: the second moments are not kept by group.
 
         Raises:
             AnalysisError: always.
@@ -205,7 +203,7 @@ def _deviations(
 def _covariance(
     sums: dict[Name, np.ndarray],
 ) -> Float[np.ndarray, "head dim dim"]:
-    """The covariance of the vectors that count, with zero vectors; 0 where it is below rounding."""
+    """The covariance of all vectors, zero vectors included; 0 where it is below rounding error."""
     tokens = sums["tokens"][..., None, None]
     mean = sums["sum"] / tokens[..., 0]
     moment = sums["moment"] / tokens

@@ -1,6 +1,6 @@
-"""The metrics of the library by the name of their table, read from the source of their modules.
+"""The metrics of the library by name, read from the source of their modules.
 
-Nothing is imported for it: torch takes seconds, and a list of names does not need it.
+Nothing is imported: torch takes seconds, and a list of names does not need it.
 """
 
 import functools
@@ -8,17 +8,17 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-# The name of a class, and its body: lines that are indented, or empty.
+# The name of a class and its body, the lines that are indented or empty.
 CLASS = re.compile(r"^class (\w+).*:\n((?: {4}.*\n|\n)*)", re.MULTILINE)
 NAME = re.compile(r'^    name = "(\w+)"$', re.MULTILINE)
 SUMMARY = re.compile(r'^    r?"""(.*)', re.MULTILINE)
 
 
 class Entry(NamedTuple):
-    """A metric, without its code.
+    """A metric as its source declares it.
 
     Attributes:
-        module: in which it is defined, as one imports it.
+        module: the module that defines it, as one imports it.
         kind: the name of its class.
         summary: the first line of its docstring.
     """
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 @functools.cache
 def catalogue() -> dict[str, Entry]:
-    """Every metric by name: the modules in the order of the alphabet, each from top to bottom.
+    """Every metric by name: modules in alphabetical order, each from top to bottom.
 
     >>> catalogue()["anisotropy"].kind
     'Anisotropy'

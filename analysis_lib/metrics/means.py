@@ -1,6 +1,4 @@
-"""The mean vector of a space: its norm, which is the drift, the means of each head, and the
-alignment of two.
-"""
+"""Mean vectors of spaces: their norm, called drift, those of each head, and query-key alignment."""
 
 import numpy as np
 
@@ -9,7 +7,7 @@ from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, 
 
 
 class MeanVector(Metric):
-    """The norm of the mean vector, ‖x̄‖₂, called drift, and the mean norm.
+    """Norm of the mean vector, ‖x̄‖₂, called drift, and the mean norm.
 
     Source: Godey et al. 2024, sec. 3.3.
 
@@ -38,7 +36,7 @@ class MeanVector(Metric):
 
 
 class HeadMeans(Metric):
-    """The mean query, key and value vector of each head, after bias.
+    """Mean query, key and value vector of each head, after bias.
 
     Source: Godey et al. 2024, sec. 5: Q̄ and K̄.
 
@@ -89,7 +87,7 @@ class QueryKeyAlignment(Metric):
     def rows(self, sums: LayerSums) -> Columns:
         query = sums["query"] / sums["query tokens"][:, None, None]
         key = sums["key"] / sums["key tokens"][:, None, None]
-        # Grouped queries share the keys of their group.
+        # With grouped queries, the queries of a group share its keys.
         shared_by = query.shape[1] // key.shape[1]
         key = np.repeat(key, shared_by, axis=1)
         dot = (query * key).sum(-1)

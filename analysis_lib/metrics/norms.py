@@ -1,4 +1,4 @@
-"""Which tokens have long vectors: by position, and by type of token."""
+"""Norms of hidden vectors by position and type of token, and the tokens with very long ones."""
 
 from collections.abc import Mapping
 
@@ -12,26 +12,24 @@ from analysis_lib.capture import Activations
 from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric, Name, means_of
 from analysis_lib.metrics.slots import SLOT_POSITIONS, SLOT_TYPES, slots_of, with_all
 
-# Norms are counted by their logarithm: bins of 1.1 %, whose middle is at most 0.55 % off, from 2⁻¹⁶
-# to 2²⁴. Sums are kept by octave, of which the norms of a layer reach into few: those of all
+# Norms are counted in logarithmic bins 1.1 % wide, whose middle is at most 0.55 % off, from 2⁻¹⁶ to
+# 2²⁴. Sums are kept by octave, since the norms of a layer fall into few octaves and sums of all
 # octaves by group would be too large.
 PER_OCTAVE, LOWEST, HIGHEST = 64, -16, 24
 BINS = PER_OCTAVE * (HIGHEST - LOWEST)
-# What spikes have at least between them and all other tokens: no norm in a range whose ends differ
-# by this factor.
+# Smallest gap of norms below a spike (upper end / lower end of a range without norms).
 GAP = 2.0
-# Of the squared norm of spikes, the part from which a dimension is named.
+# Smallest share of the squared norm of spikes for which a dimension is listed.
 LEAST_SHARE = 0.05
 
 
 def separating_bin(
     counts: Int[np.ndarray, " bin"],
 ) -> int | None:
-    """The first bin after the widest range above the median that holds no norm, if its ends differ
-    by ``GAP``.
+    """First bin above the widest gap beyond the median, if its ends differ by ``GAP`` or more.
 
     Args:
-        counts: how many norms each bin holds.
+        counts: the number of norms in each bin.
 
     >>> counts = np.zeros(BINS, int)
     >>> counts[[100, 101, 400]] = 5, 5, 1
@@ -41,7 +39,7 @@ def separating_bin(
     occupied = np.flatnonzero(counts)
     above = occupied[occupied >= median_bin(counts)]
     widths = np.diff(above)
-    # One bin wider: norms at the near ends of both bins are as far apart.
+    # One bin wider than ``GAP``: norms at the near edges of both bins still differ by that factor.
     if not len(widths) or widths.max() <= PER_OCTAVE * np.log2(GAP):
         return None
     return int(above[widths.argmax() + 1])
@@ -50,7 +48,7 @@ def separating_bin(
 def median_bin(
     counts: Int[np.ndarray, " bin"],
 ) -> int:
-    """The bin of the median, of an even number the lower one."""
+    """The bin of the median; for an even number of norms, that of the lower middle one."""
     rank = (counts.sum() + 1) // 2
     return int(np.searchsorted(counts.cumsum(), rank))
 
@@ -58,11 +56,11 @@ def median_bin(
 def median_norm(
     counts: Int[np.ndarray, "*slot bin"],
 ) -> Float[np.ndarray, "*slot"]:
-    """The median of the norms of each slot, NaN of none.
+    """The median of the norms of each slot; NaN where there is none.
 
-    Of an even number it is the mean of the two in the middle. The norms of a bin are taken to lie
-    evenly over the logarithms in it, so that the median is less than 1.1 % off, and by far less of
-    many norms. It moves with every norm that is added, as a jackknife needs.
+    For an even number it is the mean of the two middle norms. The norms of a bin are taken to be
+    spread evenly, on a logarithmic scale, so that the median is less than 1.1 % off, and far less
+    for many norms. It moves with every norm that is added, as the jackknife requires.
 
     >>> counts = np.zeros((3, BINS), int)
     >>> counts[:, -8 * PER_OCTAVE] = 1, 3, 1  # From 2**16 on.
@@ -84,10 +82,12 @@ def _norm_of_rank(
     up_to: Int[np.ndarray, "*slot bin"],
     rank: Int[np.ndarray, "*slot"],
 ) -> Float[np.ndarray, "*slot"]:
-    """In each slot, the norm that so many, itself among them, do not exceed; NaN of none.
+    """The norm of a given rank, from the smallest, in each slot; NaN where there is none.
 
     Args:
-        up_to: how many norms there are up to each bin.
+        counts: the number of norms in each bin.
+        up_to: the number of norms up to and including each bin.
+        rank: the rank, from 1.
     """
     reaches = up_to >= rank[..., None]
     bins = reaches.argmax(-1, keepdims=True)
@@ -100,7 +100,7 @@ def _norm_of_rank(
 def _norm(
     bins: np.ndarray | np.integer | int,
 ) -> np.ndarray:
-    """The middle of a bin."""
+    """The norm at the middle of a bin."""
     octaves = (np.asarray(bins) + 0.5) / PER_OCTAVE
     return np.asarray(2.0 ** (LOWEST + octaves))
 
@@ -108,7 +108,7 @@ def _norm(
 def norm_bins(
     norms: Float[Tensor, "*place"],
 ) -> Int[Tensor, "*place"]:
-    """The bins in which norms are counted."""
+    """The bin of each norm."""
     octaves = norms.double().log2() - LOWEST
     bins = (octaves * PER_OCTAVE).nan_to_num(0, BINS - 1, 0)
     return bins.floor().clamp(0, BINS - 1).long()
@@ -117,19 +117,19 @@ def norm_bins(
 class TokenNorms(Metric):
     """Norms of hidden vectors, and the tokens whose norm stands apart: massive activations.
 
-    Columns: layer, position (1 for the first token, up to 8; missing where it does not matter),
-    token_type (all, or a type of token); median, of the norms of such tokens, as
-    :func:`median_norm` finds it, with its 95 % interval; largest of them, to 0.55 %; multiple, of
-    the layer: how many times its median norm separates spikes from all other tokens (missing where
-    nothing does); spikes, how many of these tokens are spikes; and tokens, how many there are.
-    Spikes lie above the widest range of norms beyond the median that holds no token, if its upper
-    end is at least twice its lower one; the multiple is its middle, on a logarithmic scale. Vectors
-    of zeros do not count. Made on request.
+    Columns: layer, position (1 for the first token, up to 8; missing in rows over all positions),
+    token_type (all, or a type of token); median, of the norms of such tokens, from
+    :func:`median_norm`, with its 95 % interval; largest, the largest of them, to within 0.55 %;
+    multiple, of the layer: how many times its median norm separates spikes from all other tokens
+    (missing without spikes); spikes, the number of these tokens that are spikes; and tokens, their
+    number. Spikes lie above the widest gap of norms beyond the median, if its upper end is at least
+    twice its lower end; the multiple is the middle of the gap, on a logarithmic scale. Zero vectors
+    do not count. Made on request.
 
-    The jackknife of a quantile is consistent if what is left out at a time is larger than the
-    square root of the sample (Shao & Wu 1989): with 20 groups, from 400 texts on; the interval is
-    rough for fewer. There is none of the largest norm or of the multiple: these hang on single
-    tokens, and are those of the whole corpus whatever is left out.
+    The jackknife of a quantile is consistent if the groups are larger than the square root of the
+    sample (Shao & Wu 1989): with 20 groups, from 400 texts on; the interval is rough for fewer. The
+    largest norm and the multiple have none: they depend on single tokens, and are those of the
+    whole corpus in every replicate.
     """
 
     name = "token_norms"
@@ -162,7 +162,7 @@ class TokenNorms(Metric):
             bins.unsqueeze(1) % PER_OCTAVE,
         )
         shape = len(sizes), slots.shape[1], len(octaves), PER_OCTAVE
-        # Sums of ones are the same in any order.
+        # Counts are integers, so the order of addition does not matter.
         counts = slots.new_zeros(shape).index_put_(where, slots, accumulate=True)
         self.add_runs(("tokens", layer), counts.sum((2, 3)), activations)
         for octave, of_octave in zip(octaves.tolist(), counts.unbind(2), strict=True):
@@ -176,7 +176,7 @@ class TokenNorms(Metric):
         counts = counts[:, occur]
         multiple = np.array(np.nan)
         spikes = np.zeros(counts.shape[:2], int)
-        # All tokens are the first slot.
+        # The first slot holds all tokens.
         first = separating_bin(whole[0])
         if first is not None:
             below = np.flatnonzero(whole[0, :first])[-1]
@@ -198,7 +198,7 @@ class TokenNorms(Metric):
     def _by_bin(
         sums: Mapping[Name, np.ndarray],
     ) -> Int[np.ndarray, "*replicate slot bin"]:
-        """How many norms each bin holds, of all tokens and of each slot."""
+        """Number of norms in each bin, for all tokens and for each slot."""
         tokens = sums["tokens"]
         shape = *tokens.shape, BINS // PER_OCTAVE, PER_OCTAVE
         counts = np.zeros(shape, int)
@@ -211,11 +211,11 @@ class TokenNorms(Metric):
 
 
 class SpikeDimensions(Metric):
-    """The dimensions that make the spikes of :class:`TokenNorms` long.
+    """Dimensions that make the vectors of spikes long, where spikes are those of token_norms.
 
     Columns: layer, dimension (from 0), share, of the squared norm of the spikes of the layer, and
-    rms, the root mean square of its values at these tokens; those with a share of 5 % or more, the
-    largest first. A layer without spikes has no row. Made on request.
+    rms, the root mean square of its values at these tokens; only dimensions with a share of at
+    least 5 %, the largest first. A layer without spikes has no row. Made on request.
     """
 
     name = "spike_dimensions"
@@ -246,8 +246,8 @@ class SpikeDimensions(Metric):
             nothing = np.zeros(0)
             none = nothing.astype(int)
             return {"dimension": none, "share": nothing, "rms": nothing}
-        # A range as wide as an octave holds the beginning of one: sums by octave tell the spikes
-        # from the others.
+        # A gap as wide as an octave contains the start of an octave, so sums by octave separate
+        # spikes from the other tokens.
         squares = sums.whole["squares"][first // PER_OCTAVE :].sum(0)
         share = squares / max(squares.sum(), 1e-300)
         order = np.argsort(-share, kind="stable")

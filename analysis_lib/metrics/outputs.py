@@ -1,13 +1,11 @@
-"""What an intervention does to what a model gives out: its vectors, and its predictions of
-tokens.
-"""
+"""Effects of an intervention on the output vectors of a model and on its predictions of tokens."""
 
 from analysis_lib.capture import LOSS, MASKED, OUTPUT, Activations
 from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric
 
 
 class _OfTokens(Metric):
-    """Means over tokens of what each of them has."""
+    """Means over tokens of quantities that each token has."""
 
     counts = "tokens"
     on_request = True
@@ -31,11 +29,11 @@ class _OfTokens(Metric):
 
 
 class OutputChange(_OfTokens):
-    """How far an intervention turns the vectors that a model gives out.
+    """Cosine of a model's output vectors with and without an intervention.
 
     Columns: layer (the last), cosine in [−1, 1] of the vector of a token to that without the
     intervention, mean over tokens, with its 95 % interval; and tokens. Without an intervention it
-    is 1. Made on request: the model runs twice.
+    is 1. Made on request, because the model runs twice.
     """
 
     name = "output_change"
@@ -46,12 +44,12 @@ class OutputChange(_OfTokens):
 
 
 class NextTokenLoss(_OfTokens):
-    """How well a causal language model predicts the next token, and what interventions change.
+    """Loss of a causal language model at the next token, and how much interventions change it.
 
     Columns: layer (the last), loss, −ln p of the token that follows, in nats, mean over tokens that
     have one, with its 95 % interval; kl, the Kullback-Leibler divergence Σ p ln(p / p') of the
     prediction p' from the one without the intervention p, in nats, 0 without one; and tokens. Made
-    on request: it needs the model's head.
+    on request, because it needs the model's head.
     """
 
     name = "next_token_loss"
@@ -61,14 +59,14 @@ class NextTokenLoss(_OfTokens):
 
 
 class MaskedTokenLoss(_OfTokens):
-    """How well a masked language model predicts tokens that it does not see.
+    """Loss of a masked language model at tokens that it does not see.
 
-    In a pass of its own, 15 % of the tokens of each text are masked, one at least, special ones
-    excepted; which they are depends on the text alone.
+    In a separate pass, 15 % of the tokens of each text are masked, at least one and no special
+    ones; the choice depends on the text alone.
 
     Columns: layer (the last), loss, −ln p of the token that was masked, in nats, mean over these
-    tokens, with its 95 % interval; kl, as in :class:`NextTokenLoss`; and tokens, those masked. Made
-    on request: it needs the model's head.
+    tokens, with its 95 % interval; kl, as in :class:`NextTokenLoss`; and tokens, the number of
+    masked tokens. Made on request, because it needs the model's head.
     """
 
     name = "masked_token_loss"

@@ -1,4 +1,4 @@
-"""Every quantity by its name, and the accumulators that a measurement is asked for."""
+"""The accumulators of a measurement, from the names of their metrics."""
 
 import importlib
 from collections.abc import Iterable
@@ -15,11 +15,9 @@ WANTED = "names, or accumulators in a list, as in [metrics.Anisotropy()]"
 
 
 def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
-    """Empty accumulators, from names (comma-separated or listed), from accumulators, or from
-    ``all``.
+    """Empty accumulators from metric names (comma-separated or listed), accumulators, or ``all``.
 
-    ``all`` leaves out those that are made ``on_request`` because they cost so much, such as
-    ``isotropy``.
+    ``all`` leaves out expensive metrics, those made ``on_request``, such as ``isotropy``.
 
     Raises:
         AnalysisError: an unknown name (with the nearest), two accumulators of one name, or no

@@ -1,4 +1,4 @@
-"""What each dimension of the keys' input adds to the attention scores."""
+"""Contribution of each dimension of the attention input to the scores."""
 
 import numpy as np
 
@@ -19,13 +19,13 @@ class ScoreContributions(Metric):
 
     For one pair, C = (q_m W_K) ∘ x_n with q_m the query after bias, and keys W_K x_n + b_K. The sum
     over pairs factors, Σ_m Σ_n C = ((Σ_m q_m) W_K) ∘ Σ_n x_n, so no pair is formed; over
-    dimensions, the C_j of a pair add up to its score less what does not depend on the key's input
-    (``score_terms``). What masks, rotations, norms of keys and relative positions change is said in
+    dimensions, the C_j of a pair add up to its score minus the terms that do not depend on the
+    key's input (``score_terms``). For masks, rotations, norms of keys and relative positions, see
     :class:`~analysis_lib.capture.ScoreSums` (``capture/score_sums.py``).
 
     Columns: layer, head, dimension (from 0), key_type (all, or a type of token), contribution, the
     mean of C_j over the pairs of a query and a key that it may see, before scaling, with its 95 %
-    interval; and pairs, how many. A type that does not occur has no row.
+    interval; and pairs, the number of pairs. A type that does not occur has no row.
     """
 
     name = "score_contributions"
@@ -40,7 +40,8 @@ class ScoreContributions(Metric):
             return
         scores = activations.scores
         layer = activations.layer
-        # Apart, since most types never occur: in a large model, these are the largest sums of all.
+        # Each type has a sum of its own, since most types never occur: in a large model, these are
+        # the largest sums of all.
         for index, kind in enumerate(scores.visibility.keys.kinds):
             of_kind = scores.contributions[:, :, index]
             self.add_runs(("sum", kind, layer), of_kind, activations)
@@ -54,15 +55,15 @@ class ScoreContributions(Metric):
 
 
 class ScoreTerms(Metric):
-    """What the scores of a head are made of, besides their dimensions.
+    """Terms of the scores of a head: key content, relative positions and key bias.
 
     Columns: layer, head, key_type (all, or a type of token), term, contribution, the mean over the
     pairs of a query and a key that it may see, before scaling, with its 95 % interval; and pairs,
-    how many. The terms are ``content``, q · W_K x_n (Σ_j C_j but for the next); ``position_query``,
-    the position-to-content scores of DeBERTa; ``key_bias``, q · b_K, with what a LayerNorm of keys
-    adds; and ``position``, what is added whatever the key's input: relative position biases (T5,
-    MPNet, BEiT), and DeBERTa's content-to-position scores. They add up to the mean score. A term
-    that the architecture lacks has no row.
+    the number of pairs. The terms are ``content``, q · W_K x_n (Σ_j C_j minus the next term);
+    ``position_query``, the position-to-content scores of DeBERTa; ``key_bias``, q · b_K, including
+    the bias of a LayerNorm of keys; and ``position``, the scores that do not depend on the key's
+    input: relative position biases (T5, MPNet, BEiT), and DeBERTa's content-to-position scores.
+    They add up to the mean score. A term that the architecture lacks has no row.
     """
 
     name = "score_terms"

@@ -1,11 +1,11 @@
-"""A model by name, folder, hub id or object, and where its architecture keeps its parts.
+"""Models by name, folder, hub id or object, and the parts of their architectures.
 
-``names`` takes a name apart, ``folders`` gives its files, ``loading`` the model. ``layouts`` finds
-the blocks of a model, their attention and their keys in one traced pass (``probe``, ``blocks``,
-``keys``). An architecture that cannot be found so is an entry of ``data/architectures.yml``, and
-one that transformers lacks is a file in ``architectures/``, or a plug-in, see there. A tiny random
-model of it in ``tests/tiny.py``, with its entry of ``FAMILIES`` in ``tests/reference.py``, is then
-checked in every way that the others are. A model known by name is a row of ``data/models.csv``.
+``names`` parses a name, ``folders`` gives its files, ``loading`` the model. ``layouts`` finds the
+blocks of a model, their attention and their keys in one traced pass (``probe``, ``blocks``,
+``keys``). An architecture that a trace cannot resolve is an entry of ``data/architectures.yml``,
+and one that transformers lacks is a file in ``architectures/``, or a plug-in, see there. With a
+tiny random model of it in ``tests/tiny.py`` and an entry of ``FAMILIES`` in ``tests/reference.py``,
+it goes through all checks of the others. A model known by name is a row of ``data/models.csv``.
 """
 
 from typing import TYPE_CHECKING

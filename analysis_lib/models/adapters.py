@@ -1,6 +1,4 @@
-"""Adapters in a folder: peft puts them on the model with its head, whose modules their settings
-name.
-"""
+"""Adapters in a folder, which peft applies to the model with the head that their settings name."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -16,11 +14,11 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models.devices import input_embeddings
 from analysis_lib.models.folders import ADAPTER
 
-# Where peft keeps the weights of an adapter, as it looks for them.
+# Files in which peft keeps the weights of an adapter.
 WEIGHTS, PICKLED_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
-# What peft puts before the names of the modules of a model.
+# Prefix of peft for the names of the modules of a model.
 PREFIX = "base_model.model."
-# The heads that go with the tasks of peft.
+# Heads that belong to the tasks of peft.
 TASKS = {
     "CAUSAL_LM": transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
     "SEQ_2_SEQ_LM": transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -35,10 +33,10 @@ class Adapter:
     """The adapter of a folder.
 
     Attributes:
-        name: of the model, for errors.
-        folder: where it lies.
-        settings: those of its ``adapter_config.json``.
-        shapes: of its weights, by the names that they have in the model with its head.
+        name: the name of the model, for errors.
+        folder: the folder of the adapter.
+        settings: the content of its ``adapter_config.json``.
+        shapes: the shapes of its weights, by the names that they have in the model with its head.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -70,10 +68,9 @@ class Adapter:
     def class_of_base(
         self, config: transformers.PreTrainedConfig
     ) -> type[transformers.PreTrainedModel] | None:
-        """The class of the model whose modules the adapter names, with its head if it was made with
-        one.
+        """Class of the model whose modules the adapter names, with the head it was made with.
 
-        None where none is known: then the model without a head is.
+        None if no class is known: the model without a head is then used.
         """
         candidates = [*self._candidates(config)]
         fitting = [made for made in candidates if self._fits(made, config)]
@@ -100,7 +97,7 @@ class Adapter:
         return {name.partition(".")[0] for name in self.shapes} <= children
 
     def applied(self, model: transformers.PreTrainedModel) -> nn.Module:
-        """The model of peft that is made of a model, in evaluation mode.
+        """The model with the adapter, a model of peft in evaluation mode.
 
         Raises:
             AnalysisError: the adapter does not fit the model, or puts vectors before a text.
@@ -119,7 +116,7 @@ class Adapter:
             key.removeprefix(PREFIX)
             for key in peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
         }
-        # Besides its own weights, peft saves some of the model twice.
+        # Besides its own weights, peft saves some of the model's twice.
         mark = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
         misfits = sorted(key for key in own ^ {*self.shapes} if mark in key)
         if misfits:
@@ -129,10 +126,10 @@ class Adapter:
         return adapted
 
     def _make_room_for_tokens(self, model: transformers.PreTrainedModel) -> None:
-        """Embed as many tokens as the adapter was made with: those that were added lie in it.
+        """Embed as many tokens as the adapter was made with; it stores those that were added.
 
         Raises:
-            AnalysisError: they do not.
+            AnalysisError: the adapter does not hold them.
         """
         embeddings = input_embeddings(model)
         if not isinstance(embeddings, nn.Embedding):

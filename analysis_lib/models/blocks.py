@@ -1,6 +1,4 @@
-"""The blocks of a model, found in a trace of it: the modules whose outputs are its hidden
-states.
-"""
+"""The blocks of a model, found in a trace: the modules whose outputs are its hidden states."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ def find_blocks(trace: Trace) -> Modules:
         # In image models, stages look like further stacks.
         blocks += _of_further_stacks(blocks, lists, trace)
     if is_encoder_decoder(trace.model):
-        # Some return the hidden states of their decoder only.
+        # Some models return only the hidden states of their decoder.
         for side in ("encoder", "decoder"):
             if not any(side in trace.names[block] for block in blocks):
                 on_side = [
@@ -51,7 +49,7 @@ def _lists_that_ran(trace: Trace) -> list[Modules]:
     return lists
 
 
-# --- What a model declares ------------------------------------------------------------------------
+# --- Declared modules -----------------------------------------------------------------------------
 
 
 def _declared(trace: Trace) -> Modules:
@@ -71,10 +69,10 @@ def _declared(trace: Trace) -> Modules:
 
 
 def _with_what_stands_around(declared: Modules, trace: Trace) -> Modules:
-    """Declared modules, each replaced by the block that it is a part of, where there is one.
+    """Declared modules, each replaced by the block around it, if there is one.
 
-    Such a block reads and returns what the module in it does, and either attends outside that
-    module or stands in a list with other declared modules.
+    Such a block has the input and output of the module in it, and either attends outside that
+    module or is in a list with other declared modules.
     """
     known = {*declared}
     around = {}
@@ -98,13 +96,11 @@ def _do_the_same(run: Run, other: Run) -> bool:
     return identical(run.read, other.read) and identical(run.returned, other.returned)
 
 
-# --- What lists of modules do ---------------------------------------------------------------------
+# --- Chains of modules ----------------------------------------------------------------------------
 
 
 def _chained(lists: Sequence[Modules], trace: Trace) -> Modules:
-    """The modules of those lists that call the attention interface; if none do, of the longest
-    chains.
-    """
+    """Modules of the lists that call the attention interface; otherwise the longest chains."""
     alike = [modules for modules in lists if len({*map(type, modules)}) == 1]
     attending = [modules for modules in alike if _all_attend(modules, trace)]
     chosen = [modules for modules in attending if not _holds_one_of(modules, attending)]
@@ -141,7 +137,7 @@ def _is_chain(modules: Modules, trace: Trace) -> bool:
     )
 
 
-# --- What the hidden states of a model are --------------------------------------------------------
+# --- Hidden states --------------------------------------------------------------------------------
 
 
 def _of_further_stacks(blocks: Modules, lists: Sequence[Modules], trace: Trace) -> Modules:
@@ -158,9 +154,7 @@ def _of_further_stacks(blocks: Modules, lists: Sequence[Modules], trace: Trace) 
 
 
 def _makes(modules: Modules, states: Sequence[Tensor], trace: Trace) -> bool:
-    """Whether modules read the hidden states of a stack from the first on, and return the next
-    ones.
-    """
+    """Whether modules read the hidden states of a stack, from the first on, and return the next."""
     if len(modules) >= len(states):
         return False
     for index, module in enumerate(modules):
@@ -174,7 +168,7 @@ def _makes(modules: Modules, states: Sequence[Tensor], trace: Trace) -> bool:
 
 
 def is_state(vectors: Tensor | None, state: Tensor) -> bool:
-    """Whether vectors are a hidden state, except for padding behind it."""
+    """Whether vectors are a hidden state, except for padding after it."""
     if vectors is None or vectors.dim() != state.dim():
         return False
     if is_tokens_first(vectors, state):
@@ -185,7 +179,5 @@ def is_state(vectors: Tensor | None, state: Tensor) -> bool:
 
 
 def is_tokens_first(vectors: Tensor, state: Tensor) -> bool:
-    """Whether vectors are token x utterance x width; the hidden state of one text is utterance x
-    token x width.
-    """
+    """Whether vectors are token x utterance x width, for the hidden state of one text."""
     return vectors.dim() == 3 and vectors.shape[1] == len(state) == 1 < len(vectors)

@@ -1,4 +1,4 @@
-"""Calls of modules: their arguments by name, and the vectors among what they read and return."""
+"""Calls of modules: their arguments by name, and the vectors in their inputs and outputs."""
 
 import copy
 import inspect
@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 
 def first_vectors(values: object) -> Tensor | None:
-    """The first floating-point tensor among values, which may be nested: what a block reads or
-    returns.
-    """
+    """The first floating-point tensor in nested values: the input or output vectors of a block."""
     if isinstance(values, Tensor):
         return values if values.is_floating_point() and values.dim() >= 2 else None
     if isinstance(values, Mapping):
@@ -32,9 +30,7 @@ def first_of_call(args: tuple, kwargs: Mapping[str, object]) -> Tensor | None:
 
 
 def with_first(values: object, vectors: Tensor) -> object:
-    """Values, which may be nested, with other vectors in place of the :func:`first_vectors` among
-    them.
-    """
+    """Nested values with other vectors in place of their :func:`first_vectors`."""
     if isinstance(values, Tensor):
         return vectors
     if isinstance(values, Mapping):
@@ -69,7 +65,7 @@ def signature_of(module: type[nn.Module]) -> inspect.Signature:
 
 
 def angles_of(arguments: Mapping[str, object]) -> tuple[Tensor, ...]:
-    """The angles of an attention module's call: cosines and sines, complex numbers, or none."""
+    """Angles in an attention module's arguments: cosines and sines, complex numbers, or none."""
     angles = arguments.get("position_embeddings")
     if isinstance(angles, Tensor):
         return (angles,) if angles.is_complex() else ()

@@ -1,4 +1,4 @@
-"""The weights of a folder: which files hold them, and a model that has got them all."""
+"""Weights of a folder: the files that hold them, and the model made from them."""
 
 import json
 import logging
@@ -20,24 +20,23 @@ from analysis_lib.models.live import bare_model
 from analysis_lib.models.parts import is_encoder_alone
 from analysis_lib.models.reading import LOCALLY, reading
 
-# Weights that play no part in a forward pass: checkpoints of other tasks come without them.
+# Weights that are not used in a forward pass: checkpoints of other tasks lack them.
 NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
-# What saving a compiled or distributed model puts before the names of its weights, and what into
-# them.
+# Prefixes and infixes in the names of the weights of a compiled or distributed model.
 WRAPPED = re.compile(
     r"^module\.|(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-# Constants that transformers once saved with the weights, and makes itself now.
+# Constants that transformers once saved with the weights, and now makes itself.
 OLD_BUFFERS = ("masked_bias", "inv_freq", "position_ids")
-# transformers would look in this folder, which is not there, for an adapter beside the weights,
-# apply it at once, and no longer say which weights of the model itself are missing.
+# A subfolder that does not exist, so that transformers finds no adapter beside the weights: it
+# would apply the adapter at once, and no longer report missing weights of the model itself.
 WITHOUT_ADAPTER = {"adapter_kwargs": {"subfolder": "without"}}
-# How large weights come in parts.
+# File names of weights saved in several parts.
 SHARD = "model-*-of-*.safetensors"
 
 
 def _automatic_class(config: transformers.PreTrainedConfig) -> type:
-    """The class that AutoModel builds, which itself takes no weights but those of a folder."""
+    """The class that AutoModel builds; unlike AutoModel, it also accepts a state dictionary."""
     known = transformers.MODEL_MAPPING[type(config)]
     if isinstance(known, type):
         return known
@@ -46,9 +45,7 @@ def _automatic_class(config: transformers.PreTrainedConfig) -> type:
 
 
 class Stored(NamedTuple):
-    """A model of a folder, that model without its head, and whether the folder has the weights of
-    the head, too.
-    """
+    """A model of a folder, the same without its head, and whether the head's weights are there."""
 
     whole: transformers.PreTrainedModel
     body: transformers.PreTrainedModel
@@ -56,8 +53,9 @@ class Stored(NamedTuple):
 
 
 def model_class(config: transformers.PreTrainedConfig) -> type:
-    """The class that builds the model without a head; AutoModel would give an encoder alone a
-    decoder.
+    """Class of the model without a head.
+
+    For an encoder alone, AutoModel would add a decoder.
     """
     return (
         getattr(transformers, config.architectures[0])
@@ -77,12 +75,12 @@ def stored_model(
     """The model of a folder, without the adapter that may lie beside it.
 
     Args:
-        made: the class of the whole; by default the one without a head, unless that cannot be read
-            alone.
+        made: the class of the whole model; by default the one without a head, unless that cannot be
+            read alone.
 
     Raises:
-        AnalysisError: the folder lacks weights of the body, has some that its config.json has no
-            place for, or has those of two saves.
+        AnalysisError: the folder lacks weights of the body, has some that do not fit its
+            config.json, or has those of two saves.
     """
     with reading(f"{name} cannot be loaded", folder):
         refuse_strange_weights(name, folder, config)
@@ -127,7 +125,7 @@ def _stored_model(
         named, *_ = config.architectures or ["none"]
         headed = getattr(transformers, named, type(model))
         if info["missing_keys"] and headed is not type(model):
-            # Some heads keep their base under another name, or a part of it.
+            # Some heads keep their base under another name, or only a part of it.
             model, info = read(headed)
             body = bare_model(model)
     within = _names_within(model, body)
@@ -138,12 +136,12 @@ def _stored_model(
 
 
 def is_unmeasured(key: str) -> bool:
-    """Whether a weight plays no part in a forward pass."""
+    """Whether a weight is not used in a forward pass."""
     return any(part in key for part in NOT_MEASURED)
 
 
 def _names_within(model: nn.Module, body: nn.Module) -> set[str]:
-    """The names, in a model, of the weights of its body."""
+    """Names, within a model, of the weights of its body."""
     tensors = {id(tensor) for tensor in (*body.parameters(), *body.buffers())}
     every = (
         *model.named_parameters(remove_duplicate=False),
@@ -153,7 +151,7 @@ def _names_within(model: nn.Module, body: nn.Module) -> set[str]:
 
 
 def _refuse_misfit(name: str, body: nn.Module, info: dict, missing: list[str]) -> None:
-    """Refuse weights that do not fit a configuration; those of a head may be missing."""
+    """Raise an AnalysisError for weights that do not fit a configuration, except in a head."""
     if missing:
         fault = f"lacks the weights {missing[0]} and {len(missing) - 1} more, which would be random"
     elif info["mismatched_keys"]:
@@ -170,7 +168,7 @@ def _refuse_misfit(name: str, body: nn.Module, info: dict, missing: list[str]) -
 
 
 def _unexpected_in_blocks(body: nn.Module, info: dict) -> list[str]:
-    """Stored weights of blocks that a model does not have; those outside may be of a head."""
+    """Stored weights of blocks that a model does not have; others may be those of a head."""
     paths = [path for path, _ in body.named_parameters() if re.search(r"\.\d+\.", path)]
     blocks = {re.sub(r"\.\d+\..*", ".", path) for path in paths}
     unexpected = []
@@ -184,12 +182,12 @@ def _unexpected_in_blocks(body: nn.Module, info: dict) -> list[str]:
 
 
 def safe_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, and what indexes them."""
+    """The safetensors files of a folder, and their index."""
     return sorted(path for path in folder.glob("*.safetensors*") if path.is_file())
 
 
 def pickle_files(folder: Path) -> list[Path]:
-    """The files of a folder that hold weights as pickles, where there are no others."""
+    """The files of a folder that hold weights as pickles, if there are no others."""
     if safe_files(folder):
         return []
     return sorted(path for pattern in PICKLES for path in folder.glob(pattern) if path.is_file())
@@ -206,7 +204,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tensors_of(path: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """The weights of a file by name; of a pickle, tensors and nothing else."""
+    """The weights of a file by name; a pickle is read as tensors and nothing else."""
     if path.suffix == ".safetensors":
         return safetensors.torch.load_file(path, device)
     try:
@@ -234,7 +232,9 @@ def names_of_weights(folder: Path) -> set[str]:
 
 
 def refuse_strange_weights(name: str, folder: Path, config: transformers.PreTrainedConfig) -> None:
-    """Refuse what transformers would leave out, cut or ignore, at most with a warning.
+    """Raise an AnalysisError for weights that transformers would skip, cut or ignore.
+
+    At most, it would give a warning.
 
     Raises:
         AnalysisError: there are no weights, those of two saves, or complex ones, or they are
@@ -270,8 +270,9 @@ def _refuse_complex(name: str, path: Path) -> None:
 
 
 def refuse_two_saves(name: str, folder: Path) -> None:
-    """Refuse a folder that two models were saved to, one in a single file: that one would be read,
-    old or not.
+    """Raise an AnalysisError for a folder with two saved models, one of them in a single file.
+
+    transformers would read the single file, even if it is the older one.
     """
     whole = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
@@ -290,10 +291,9 @@ def refuse_two_saves(name: str, folder: Path) -> None:
 
 
 def _unwrapped_weights(folder: Path) -> dict[str, Tensor] | None:
-    """The weights of a model that was saved inside what compiled it, or spread it over devices, by
-    its own names.
+    """Weights of a compiled or distributed model, under the names of the model itself.
 
-    None where they have these names already.
+    None if they have these names already.
     """
     if not any(WRAPPED.search(key) for key in names_of_weights(folder)):
         return None

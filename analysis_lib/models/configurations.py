@@ -1,5 +1,6 @@
-"""The settings of a model's folder: its type, from its weights where they do not state it; code is
-never run.
+"""Settings of a model's folder, including a model type that only the weights reveal.
+
+Code named by settings is never run.
 """
 
 import json
@@ -15,12 +16,12 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models.checkpoint import OLD_BUFFERS, is_unmeasured, tensors_of, weight_files
 
 CONFIGS = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-# The settings that make transformers fetch and run code, where their values name a repository.
+# Settings that make transformers download and run code if their value names a repository.
 NAMES_CODE = ("implementation", "kernel", "custom_generate")
-# What attention is computed by here, whatever a configuration asks for.
+# Implementations of attention that a configuration may name; others are replaced by the default.
 ATTENTION = (None, "eager", "sdpa")
-# Types of the years when a configuration did not say its type (until spring 2020). Those in
-# brackets compute the same.
+# Candidate types for configurations that state none (until spring 2020). Types in the same tuple
+# compute the same.
 OLD_TYPES = (
     ("bert",),
     ("roberta", "camembert", "xlm-roberta"),
@@ -36,17 +37,19 @@ OLD_TYPES = (
     ("t5",),
     ("bart",),
 )
-# How norms were called by the first of them.
+# Names of the parameters of norms in the first such models.
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 # Constants of GPT-2, which are no longer saved.
 OLD_MASKS = ".attn.bias"
 
 
 def refuse_named_code(name: str, folder: Path) -> None:
-    """Refuse settings that name code to fetch, as an owner and a repository: none of it is run.
+    """Raise an AnalysisError for settings that name code of a repository (owner/name) to download.
+
+    None of it is run.
 
     Raises:
-        AnalysisError: some do.
+        AnalysisError: there are such settings.
     """
     for path in sorted(folder.glob("*config*.json")):
         if not path.is_file():
@@ -61,9 +64,7 @@ def refuse_named_code(name: str, folder: Path) -> None:
 
 
 def own_code(folder: Path) -> list[str]:
-    """The code of its own that the settings of a folder name (``auto_map``), such as
-    ``modeling.Model``.
-    """
+    """Code in a model's folder that its settings name (``auto_map``): ``modeling.Model``."""
     code = set()
     for path in folder.glob("*config.json"):
         code |= {value for _, value in _strings(_settings(path).get("auto_map"))}
@@ -71,7 +72,7 @@ def own_code(folder: Path) -> list[str]:
 
 
 def _strings(settings: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """All texts of nested settings, with the path of each."""
+    """All texts in nested settings, with the path of each."""
     if isinstance(settings, str):
         yield key, settings
     elif isinstance(settings, Mapping):
@@ -83,12 +84,12 @@ def _strings(settings: object, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def left_to_sentence_transformers(folder: Path, max_length: int) -> list[str]:
-    """The steps that sentence-transformers would take before a model reads a text; transformers
-    takes none of them.
+    """Steps of sentence-transformers before a model reads a text, which transformers does not take.
 
     Args:
-        folder: of the model; other settings lie above it, where it is that of a module.
-        max_length: how many tokens the model reads here.
+        folder: the folder of the model; if it is that of a module, further settings are in its
+            parent.
+        max_length: the number of tokens that the model reads here.
     """
     root = folder if (folder / "modules.json").is_file() else folder.parent
     if not (root / "modules.json").is_file():
@@ -111,7 +112,7 @@ def left_to_sentence_transformers(folder: Path, max_length: int) -> list[str]:
 
 
 def _settings(path: Path) -> Mapping:
-    """The settings of a file; none where it is damaged or not there."""
+    """The settings of a file; empty if it is damaged or missing."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -120,20 +121,17 @@ def _settings(path: Path) -> Mapping:
 
 
 def choose_attention(config: transformers.PreTrainedConfig) -> None:
-    """Use the default attention of a model whose configuration asks for flash attention or the
-    like.
-    """
+    """Use the default attention for a configuration that asks for flash attention or the like."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     if any(getattr(part, "_attn_implementation", None) not in ATTENTION for part in parts):
         config._attn_implementation = None
 
 
 def config_by_weights(name: str, folder: Path, settings: dict) -> transformers.PreTrainedConfig:
-    """The configuration of a model whose settings do not say its type: its weights have the names
-    and shapes of one.
+    """The configuration for settings without a model type, from names and shapes of the weights.
 
     Raises:
-        AnalysisError: of none, or of several that compute differently.
+        AnalysisError: no type fits, or several that compute differently.
     """
     stored = dict(_shapes(folder))
     fitting = {}
@@ -159,7 +157,7 @@ def config_by_weights(name: str, folder: Path, settings: dict) -> transformers.P
 
 
 def _shapes(folder: Path) -> Iterator[tuple[str, Size]]:
-    """Shapes of the weights of a folder, under the names of today."""
+    """Shapes of the weights of a folder, under current names."""
     for path in weight_files(folder):
         for key, tensor in tensors_of(path, "cpu").items():
             for old, new in OLD_NAMES.items():
@@ -169,13 +167,13 @@ def _shapes(folder: Path) -> Iterator[tuple[str, Size]]:
 
 
 def _fits(model_type: str, settings: dict, stored: Mapping[str, Size]) -> bool:
-    """Whether weights are all those of a model, and no others of its body are there."""
+    """Whether stored weights are exactly those of the body of a model type."""
     try:
         config = CONFIGS[model_type](**settings)
         made = transformers.MODEL_MAPPING[type(config)]
         with torch.device("meta"):
             model = made(config)
-    except Exception:  # Settings of another type may be none of this one.
+    except Exception:  # Settings of one type may be invalid for another.
         return False
     prefix = f"{made.base_model_prefix}."
     if any(key.startswith(prefix) for key in stored):
@@ -186,7 +184,7 @@ def _fits(model_type: str, settings: dict, stored: Mapping[str, Size]) -> bool:
             if key.startswith(prefix)
         }
     expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
-    # Of tied weights, the first.
+    # Of tied weights, only the first name.
     for key, _ in model.named_parameters():
         if key not in stored and not _is_ignored(key):
             return False

@@ -1,5 +1,4 @@
-"""Pretrained weights out of pinned packages, in whatever format they lie there, as folders that
-transformers reads.
+"""Conversion of pretrained weights in pinned packages to folders that transformers reads.
 
 Weights are read as tensors; no code of a package runs. A converter fills a folder with
 ``config.json``, safetensors weights and the tokenizer, image processor or feature extractor that
@@ -26,17 +25,17 @@ from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, require_extra
 from analysis_lib.models.architectures import EfficientNetLiteConfig
 
-# Counts changes of what the converters make.
+# Raise it when the output of a converter changes.
 VERSION = 1
 State = dict[str, Tensor]
 
 
 def converted(name: str, form: str, sources: Sequence[str]) -> Path:
-    """The folder of a model, which is converted the first time.
+    """The folder of a model, which is converted on first use.
 
     Args:
-        name: of the model.
-        form: of the weights, one of ``CONVERTERS``.
+        name: the name of the model.
+        form: the format of the weights, one of ``CONVERTERS``.
         sources: the packages that hold them, in order.
     """
     key = " ".join([form, str(VERSION), *map(packages.pin, sources)])
@@ -44,8 +43,9 @@ def converted(name: str, form: str, sources: Sequence[str]) -> Path:
 
 
 def _content(sources: Sequence[str], pattern: str) -> bytes:
-    """The files of packages that match a pattern, joined in their order: a file may come in
-    parts.
+    """The content of the files of packages that match a pattern, joined in order.
+
+    A file may be split over several packages.
     """
     return b"".join(
         content for package in sources for content in packages.members(package, pattern).values()
@@ -53,13 +53,13 @@ def _content(sources: Sequence[str], pattern: str) -> bytes:
 
 
 def from_folder(sources: Sequence[str], folder: Path) -> None:
-    """A folder that ``save_pretrained`` made."""
+    """Convert a folder made by ``save_pretrained``."""
     for name, content in packages.members(*sources, "*/model/*[!/]").items():
         (folder / Path(name).name).write_bytes(content)
 
 
 def from_zip(sources: Sequence[str], folder: Path) -> None:
-    """The same in a zip archive, of which each package holds a part."""
+    """Convert such a folder in a zip archive, of which each package holds a part."""
     with zipfile.ZipFile(io.BytesIO(_content(sources, "*.zip.*"))) as archive:
         home = next(
             Path(name).parent
@@ -67,14 +67,15 @@ def from_zip(sources: Sequence[str], folder: Path) -> None:
             if Path(name).name == "model.safetensors"
         )
         for name in archive.namelist():
-            # Weights in other formats lie there, too.
+            # The archive also holds weights in other formats.
             if Path(name).parent == home and name.endswith((".json", ".txt", ".safetensors")):
                 (folder / Path(name).name).write_bytes(archive.read(name))
 
 
 def from_gguf(sources: Sequence[str], folder: Path) -> None:
-    """A file of llama.cpp (GGUF): the weights are dequantised to float32; the tokenizer is in the
-    same file.
+    """Convert a file of llama.cpp (GGUF): its weights are dequantised to float32.
+
+    The tokenizer is in the same file.
     """
     require_extra("packages", "gguf")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -86,7 +87,7 @@ def from_gguf(sources: Sequence[str], folder: Path) -> None:
         }
         model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-    # Marked as quantised, the model refuses to be saved; its weights are plain by now.
+    # A model marked as quantised refuses to be saved, though its weights are plain by now.
     fields = {
         name: value
         for name, value in model.config.to_dict().items()
@@ -100,7 +101,7 @@ def from_gguf(sources: Sequence[str], folder: Path) -> None:
 
 
 def from_ctranslate2(sources: Sequence[str], folder: Path) -> None:
-    """A Whisper of CTranslate2."""
+    """Convert a Whisper of CTranslate2."""
     variables = ctranslate2_variables(_content(sources, "*/model.bin*"))
     state = _whisper_state(variables)
     words = len(state["model.decoder.embed_tokens.weight"])
@@ -116,17 +117,17 @@ def from_ctranslate2(sources: Sequence[str], folder: Path) -> None:
     (folder / "tokenizer.json").write_bytes(_content(sources[:1], "*/tokenizer.json"))
 
 
-# The numbers of CTranslate2's data types.
+# Data types of CTranslate2, in the order of their numbers.
 _CTRANSLATE2_TYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)
 
 
 def ctranslate2_variables(content: bytes) -> dict[str, Shaped[np.ndarray, "..."]]:
-    """The variables of a ``model.bin`` of CTranslate2, by name; an alias is the array that it
-    stands for.
+    """The variables of a ``model.bin`` of CTranslate2 by name, with aliases resolved.
 
-    Little-endian: uint32 version; string; uint32 revision; uint32 number of variables; for each its
-    name (string), uint8 rank, uint32 sizes, uint8 type, uint32 bytes, data; then uint32 aliases,
-    two strings each. A string is a uint16 length, which counts a closing zero, then the bytes.
+    The format, little-endian: uint32 version; string; uint32 revision; uint32 number of variables;
+    for each its name (string), uint8 rank, uint32 sizes, uint8 type, uint32 bytes, data; then
+    uint32 aliases, two strings each. A string is a uint16 length, which counts a closing zero, then
+    the bytes.
 
     Raises:
         AnalysisError: the content ends before it should.
@@ -164,9 +165,8 @@ def ctranslate2_variables(content: bytes) -> dict[str, Shaped[np.ndarray, "..."]
     return variables
 
 
-# Of CTranslate2, the modules of a Whisper layer and those that transformers has in their place, in
-# the order in which their rows are stacked: a decoder looks at the encoder with one query, and
-# stacked keys and values.
+# Modules of a Whisper layer in CTranslate2, and the modules of transformers whose rows they stack,
+# in order: cross-attention has a query projection, and a stacked one for keys and values.
 _STACKED = {
     "self_attention/linear_0": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention/linear_1": ("self_attn.out_proj",),
@@ -184,9 +184,7 @@ _EMBEDDINGS = {"position_encodings": "embed_positions", "embeddings": "embed_tok
 
 
 def _whisper_state(variables: dict[str, np.ndarray]) -> State:
-    """The variables of CTranslate2 under the names of transformers' Whisper; stacked projections
-    come apart.
-    """
+    """Variables of CTranslate2 under transformers' names for Whisper, projections unstacked."""
     state = {}
     for name, array in variables.items():
         values = torch.from_numpy(np.asarray(array, np.float32))
@@ -206,7 +204,7 @@ def _whisper_state(variables: dict[str, np.ndarray]) -> State:
 
 
 def from_onnx(sources: Sequence[str], folder: Path) -> None:
-    """A vision transformer in DINOv2's form, out of the graph of a larger network in ONNX."""
+    """Convert a vision transformer in DINOv2's form, from the ONNX graph of a larger network."""
     require_extra("packages", "onnx")
     import onnx
 
@@ -217,7 +215,8 @@ def from_onnx(sources: Sequence[str], folder: Path) -> None:
         if name.startswith("backbone."):
             state[name.removeprefix("backbone.")] = torch.tensor(array)
     for node in graph.node:
-        # The matrices of linear layers are nameless and transposed: the node says whose they are.
+        # The matrices of linear layers are nameless and transposed; the name of the node identifies
+        # them.
         if (
             node.op_type == "MatMul"
             and node.name.startswith("/backbone/")
@@ -231,7 +230,7 @@ def from_onnx(sources: Sequence[str], folder: Path) -> None:
     positions = [array for array in constants if array.ndim == 3 and array.shape[-1] == width]
     positions = torch.tensor(np.concatenate(sorted(positions, key=np.size), 1))
     state["embeddings.position_embeddings"] = positions
-    # Only training masks patches.
+    # Patches are masked only in training.
     state["embeddings.mask_token"] = torch.zeros(1, width)
     patch = state["embeddings.patch_embeddings.projection.weight"].shape[-1]
     side = round((positions.shape[1] - 1) ** 0.5)
@@ -247,7 +246,7 @@ def from_onnx(sources: Sequence[str], folder: Path) -> None:
 
 
 def from_efficientnet_lite(sources: Sequence[str], folder: Path) -> None:
-    """A state dictionary of EfficientNet-Lite0 on ImageNet."""
+    """Convert a state dictionary of EfficientNet-Lite0 on ImageNet."""
     state = torch.load(io.BytesIO(_content(sources, "*.pth")), weights_only=True)
     state = {
         name if name.startswith("_fc.") else f"backbone.{name}": values
@@ -255,7 +254,7 @@ def from_efficientnet_lite(sources: Sequence[str], folder: Path) -> None:
     }
     config = EfficientNetLiteConfig(num_labels=len(state["_fc.bias"]))
     _save(config, "EfficientNetLiteForImageClassification", state, folder)
-    # Pixels are (x - 127) / 128.
+    # Pixels are scaled to (x - 127) / 128.
     _save_image_processor(folder, 256, mean=[127 / 255] * 3, deviation=[128 / 255] * 3)
 
 
@@ -281,9 +280,7 @@ def _save(
 def _save_image_processor(
     folder: Path, size: int, mean: Sequence[float], deviation: Sequence[float]
 ) -> None:
-    """Images are scaled so that their shorter side has ``size`` pixels, and the middle 224 x 224 of
-    them is cut out.
-    """
+    """Save an image processor: scale the shorter side to ``size``, crop the central 224 x 224."""
     settings = {
         "image_processor_type": "BitImageProcessor",
         "size": {"shortest_edge": size},

@@ -1,4 +1,4 @@
-"""Where tensors are computed, and the weights that lie elsewhere until they are used."""
+"""Devices of models, and weights that lie elsewhere until they are used."""
 
 import math
 import os
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from analysis_lib.errors import AnalysisError, shown
 
-# Large tensors lie on large pages: a system that clears memory 4 kB at a time takes a tenth of a
-# measurement for it. PyTorch reads this with its first tensor.
+# Use large pages for large tensors: clearing memory 4 kB at a time takes a tenth of a measurement.
+# PyTorch reads this variable with its first tensor.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def usable(device: str | torch.device | None) -> str:
-    """The given device; without one, a GPU where there is one, else the CPU.
+    """The given device; by default, a GPU if there is one, else the CPU.
 
     Raises:
-        AnalysisError: nothing can be computed there.
+        AnalysisError: the device cannot be used.
 
     >>> usable("cpu")
     'cpu'
@@ -35,7 +35,7 @@ def usable(device: str | torch.device | None) -> str:
         torch.empty(1, device=chosen).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise unusable from error
-    # torch takes any number of a processor, of which there is one.
+    # torch accepts any index of a CPU, of which there is one.
     if chosen.type == "cpu" and chosen.index:
         raise unusable
     return str(device)
@@ -44,7 +44,7 @@ def usable(device: str | torch.device | None) -> str:
 def device_of(model: nn.Module) -> torch.device:
     """The device of a model's inputs."""
     device = model.device
-    if device.type == "meta":  # Its first weights lie elsewhere until they are used.
+    if device.type == "meta":  # The first weights lie elsewhere until they are used.
         for module in model.modules():
             for device in _computing(module):
                 return device
@@ -52,7 +52,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _computing(module: nn.Module) -> Iterator[torch.device]:
-    """Where accelerate lets a module compute, if it is one of those whose weights it moves."""
+    """Device on which accelerate runs a module, if it moves the weights of the module."""
     hook = getattr(module, "_hf_hook", None)
     for each in getattr(hook, "hooks", (hook,)):
         device = getattr(each, "execution_device", None)
@@ -61,8 +61,9 @@ def _computing(module: nn.Module) -> Iterator[torch.device]:
 
 
 def in_place(module: nn.Module) -> AbstractContextManager:
-    """Inside it the weights of a module are where it computes: with a device map, they lie
-    elsewhere until then.
+    """A context in which the weights of a module are on the device that computes.
+
+    With a device map, they lie elsewhere until they are used.
     """
     if not hasattr(module, "_hf_hook"):
         return nullcontext()
@@ -72,8 +73,7 @@ def in_place(module: nn.Module) -> AbstractContextManager:
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters and buffers by name, one module at a time: with a device map, some lie on disk
-    until then.
+    """Parameters and buffers by name, one module at a time: a device map may keep them on disk.
 
     The packed weights of quantised layers are unpacked.
     """
@@ -92,33 +92,29 @@ def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def unpacked(tensor: Tensor) -> Tensor:
-    """The numbers that the tensor of a quantised layer stands for; any other is itself."""
+    """The dequantised values of a quantised tensor; any other tensor as it is."""
     return tensor.dequantize() if _is_packed(tensor) else tensor
 
 
 def _is_packed(tensor: Tensor) -> bool:
-    """Whether a tensor is one of a quantised layer; those of torchao and quanto are classes of
-    their own.
-    """
+    """Whether a tensor is quantised; torchao and quanto have tensor classes of their own."""
     return tensor.is_quantized or type(tensor).dequantize is not Tensor.dequantize
 
 
 def without_gradients(model: nn.Module) -> AbstractContextManager:
-    """Inside it a model computes and keeps nothing for gradients.
+    """A context in which a model keeps nothing for gradients.
 
-    Packed weights of quanto cannot be unpacked in PyTorch's inference mode, which is a little
-    faster.
+    This is PyTorch's inference mode, or for packed weights of quanto, which cannot be unpacked in
+    it, the slightly slower ``no_grad``.
     """
     packed = any(map(_is_packed, model.parameters()))
     return torch.no_grad() if packed else torch.inference_mode()
 
 
 def embedded_words(model: nn.Module) -> int | float:
-    """How many token ids a model embeds; infinitely many where they are hashed, or no text is
-    read.
-    """
+    """Number of token ids that a model embeds; infinite if it hashes them or reads no text."""
     embeddings = input_embeddings(model)
-    # Adapters wrap them, and others are quantised.
+    # Embeddings may be wrapped by adapters, or quantised.
     for module in [] if embeddings is None else embeddings.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() == 2:

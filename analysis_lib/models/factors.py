@@ -1,10 +1,9 @@
-"""Attention that a module computes by itself, known by what it does: a softmax of products,
-multiplied by values.
+"""Attention that a module computes by itself: a softmax of products, multiplied by values.
 
 Modules that do not call transformers' attention interface multiply queries by keys, take the
-softmax of what comes of the products, and multiply values by that; or they call PyTorch's own
-attention. Each of these is a function of PyTorch, and a ``TorchFunctionMode`` sees all functions of
-PyTorch that run inside it.
+softmax of a function of the products, and multiply values by the result; or they call PyTorch's own
+attention. Each of these steps is a function of PyTorch, and a ``TorchFunctionMode`` sees all
+functions of PyTorch that run inside it.
 """
 
 import string
@@ -27,7 +26,7 @@ _SCALINGS = {
         (torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__), -1
     ),
 }
-# These change which pairs count, or nothing, but add no bias; of others that is not known.
+# Functions that mask pairs or leave values as they are, but add no bias; others might add one.
 _NOT_ADDING = {
     *(
         torch.masked_fill,
@@ -41,21 +40,22 @@ _NOT_ADDING = {
     *(Tensor.type, Tensor.view, Tensor.reshape, Tensor.contiguous, Tensor.type_as, Tensor.double),
     *(functional.dropout, torch.dropout, Tensor.unflatten, Tensor.flatten, *_SCALINGS),
 }
-# What is added to a score that is not to count. BERT of old added -10,000, and a weight of
-# exp(-9,000) is zero.
+# Limit of the numbers that are added to scores to mask them. Early BERT added -10,000, and a weight
+# of exp(-9,000) is zero.
 _MASKED = -9000.0
 
 
 @dataclass
 class Product:
-    """The product of a matrix and a transposed matrix, and what has become of it.
+    """The product of a matrix and a transposed matrix, followed through later steps.
 
     Attributes:
         left: * x row x dim.
-        right: * x column x dim, the dimensions before as in ``left``, or 1 where all share them.
-        scale: by which the product has been multiplied since.
-        added: whether anything may have been added to it.
-        scores: what the softmax was taken of, once it was.
+        right: * x column x dim, with the leading dimensions of ``left``, or 1 where they are
+            shared.
+        scale: the factor by which the product has been multiplied since.
+        added: whether a bias may have been added to it.
+        scores: the input of the softmax, once it was taken.
     """
 
     left: Tensor
@@ -73,9 +73,9 @@ class OwnAttention:
         query: utterance x head x token x head_dim, before scaling.
         key: utterance x head x key x head_dim; heads may share keys.
         value: utterance x head x key x value_dim.
-        mask: which pairs are allowed, utterance x 1 x token x key; None where all are.
-        bias: what is added to the scores, or None.
-        scaling: by which scores are multiplied before that.
+        mask: True at visible pairs, utterance x 1 x token x key; None if all are visible.
+        bias: the term added to the scores, or None.
+        scaling: the factor of the scores, before the bias is added.
     """
 
     query: Tensor
@@ -86,19 +86,18 @@ class OwnAttention:
     scaling: float
 
 
-# Takes the attention of a module; returns an output to use instead, utterance x head x token x
-# value_dim, or None.
+# Function that receives the attention of a module; it returns an output to use instead, utterance x
+# head x token x value_dim, or None.
 Receive = Callable[[OwnAttention], Tensor | None]
 
 
 class AttentionSeen(TorchFunctionMode):
-    """Inside it, attention that is computed without transformers' interface is handed to
-    ``receive``.
+    """A context that passes attention computed without transformers' interface to ``receive``.
 
     Attributes:
-        utterances: how many texts, images or sounds the model reads.
-        receive: None where nothing is to be seen at present.
-        softmax: called for each softmax of products, whatever becomes of it.
+        utterances: the number of texts, images or sounds that the model reads.
+        receive: receives the attention; None while nothing is to be captured.
+        softmax: called for each softmax of products, whether or not it is part of an attention.
     """
 
     def __init__(
@@ -111,16 +110,16 @@ class AttentionSeen(TorchFunctionMode):
         self.utterances = utterances
         self.receive = receive
         self.softmax = softmax
-        # By the id of a tensor, which is kept so that no other gets its id: the tensor, and what it
-        # was made of.
+        # By the id of a tensor: the tensor, kept so that its id is not reused, and the product
+        # behind it.
         self._made: dict[int, tuple[Tensor, Product]] = {}
 
     def begin(self, receive: Receive) -> None:
-        """See what is computed from now on."""
+        """Start to capture attention."""
         self.receive = receive
 
     def end(self) -> None:
-        """See nothing more, and forget the products of which no attention has come."""
+        """Stop capturing, and forget the products that did not become attention."""
         self.receive = None
         self._made.clear()
 
@@ -149,9 +148,7 @@ class AttentionSeen(TorchFunctionMode):
         self._made[id(made)] = made, product
 
     def _pass_on(self, function: Callable, made: Tensor, args: tuple, kwargs: dict) -> None:
-        """Note that a tensor is a product still, after being scaled, masked or normalised number by
-        number.
-        """
+        """Note that a tensor is still a product after scaling, masking or a softmax."""
         sources = [value for value in (*args, *kwargs.values()) if self._product(value) is not None]
         if not sources or made.numel() != sources[0].numel():
             return
@@ -205,7 +202,7 @@ class AttentionSeen(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """PyTorch's own attention."""
+        """Receive a call of PyTorch's own attention."""
         plain = functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -236,13 +233,12 @@ class _Factors:
     """The factors of a product.
 
     Attributes:
-        first: the first one, as it was given.
+        first: the first factor, as it was given.
         left: * x row x dim.
         right: * x column x dim.
-        plain: whether the product is * x row x column.
-        scale: by which the product is multiplied at once.
-        order: where the axes * x row x column of the product stand in what is given, if not in this
-            order.
+        plain: whether the product has the axes * x row x column.
+        scale: the factor that the same function multiplies the product by.
+        order: the positions of the axes * x row x column in the product, if it has another order.
     """
 
     first: Tensor
@@ -253,7 +249,7 @@ class _Factors:
     order: tuple[int, ...] | None = None
 
     def arranged(self, output: Tensor, plain: Tensor) -> Tensor:
-        """Output by head, as the product was."""
+        """Output by head in the shape and order of the product."""
         if self.order is not None:
             as_made = output.reshape([plain.shape[axis] for axis in self.order])
             return as_made.permute([self.order.index(axis) for axis in range(plain.dim())]).to(
@@ -283,7 +279,7 @@ def _of_einsum(equation: str, left: Tensor, right: Tensor) -> _Factors | None:
     terms, _, made = equation.replace(" ", "").partition("->")
     first, _, second = terms.partition(",")
     if "..." in first:
-        # The same axes in both, such as blocks of tokens.
+        # The same leading axes in both factors, such as blocks of tokens.
         axes = string.ascii_uppercase[: left.dim() + len("...") - len(first)]
         first, second, made = (part.replace("...", axes) for part in (first, second, made))
     letters = {*first, *second, *made}
@@ -308,7 +304,7 @@ def _is_number(value: object) -> bool:
 
 
 def _by_head(part: Tensor, sizes: tuple[int, int]) -> Tensor | None:
-    """Utterance x head x token x dim; None if it does not fit so many utterances and heads."""
+    """Utterance x head x token x dim; None if the shape does not fit the sizes."""
     utterances, heads = sizes
     if part.dim() == 4 and part.shape[0] == utterances and part.shape[1] in (1, heads):
         return part
@@ -318,9 +314,7 @@ def _by_head(part: Tensor, sizes: tuple[int, int]) -> Tensor | None:
 
 
 def _mask_and_bias(added: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Which pairs are allowed, and what is added to the scores of these, by what is added to all;
-    None if nothing.
-    """
+    """The visible pairs and their bias, from the term added to the scores; None without any."""
     allowed = added > _MASKED
     bias = torch.where(allowed, added, 0)
     bias = bias if bias.any() else None

@@ -1,4 +1,4 @@
-"""The folder of a model, from a package, this machine or the hub, and the identity of its files."""
+"""Folder of a model, from a package, this machine or the hub, and the identity of its files."""
 
 import hashlib
 import json
@@ -20,22 +20,21 @@ from analysis_lib.models.names import (
     maker_of,
 )
 
-# Says what an adapter changes, and of which model.
+# Settings of an adapter, which name the model it belongs to.
 ADAPTER = "adapter_config.json"
-# How Trainer calls the folders that it leaves in that of its run.
+# Prefix of the folders that Trainer leaves in the folder of its run.
 CHECKPOINT = "checkpoint-"
-# One of these holds the vocabulary of a tokenizer; the other says how images or sounds are
-# prepared.
+# Files of which one holds the vocabulary of a tokenizer, and files about the preparation of images
+# or sounds.
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 PREPARATION = "preprocessor_config.json"
 PROCESSOR_FILES = (*VOCABULARIES, "*token*", "*processor*.json")
-# These read bytes or code points.
+# Tokenizers that read bytes or code points.
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenizer")
 
 
 def weights_identity(name: str) -> str:
-    """A short text that changes when the weights behind ``name`` change; neither downloads nor
-    loads.
+    """A short text that changes with the weights behind ``name``; nothing is downloaded or loaded.
 
     Raises:
         AnalysisError: ``name`` is on a hub that cannot be reached, and not in the local cache.
@@ -63,9 +62,7 @@ def _identity(base: str) -> str:
 
 
 def folder_identity(folder: Path) -> str:
-    """A short text that changes when the folder of a model does, or another that it is read
-    with.
-    """
+    """A short text that changes with the folder of a model, or with another folder read with it."""
     identity = _hashed(folder)
     base = adapter_base(folder)
     if base is not None:
@@ -85,8 +82,8 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
     """The folder of a model, or of the adapter in its name, and the identity of its weights.
 
     Raises:
-        AnalysisError: there is no such model, it is on a hub that cannot be reached, or a revision
-            is given of one that is not on the hub.
+        AnalysisError: there is no such model, its hub cannot be reached, or a revision is given for
+            a model that is not on the hub.
     """
     if not name.strip() or "\0" in name or len(name) > 4096:
         raise AnalysisError(
@@ -110,7 +107,7 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
     if revision is not None:
         raise AnalysisError(f"{name} is not read from the hub: leave the revision out")
     if known:
-        # Imported late: without weights, no question about a model needs torch.
+        # Imported late, since torch is not needed without weights.
         from analysis_lib.models.conversion import converted
 
         folder = converted(name, known.form, known.packages)
@@ -139,7 +136,7 @@ def _downloaded(name: str, known: KnownModel, revision: str | None) -> tuple[Pat
 
 
 def model_home(folder: Path) -> Path:
-    """The folder of the model itself: in one of sentence-transformers, that of its first module."""
+    """The folder of the model itself; for sentence-transformers, that of its first module."""
     modules = folder / "modules.json"
     if (folder / "config.json").is_file() or not modules.is_file():
         return folder
@@ -156,7 +153,7 @@ def adapter_base(folder: Path) -> str | None:
     """The name of the model that an adapter belongs to; None for a folder with a whole model.
 
     Raises:
-        AnalysisError: its settings name none.
+        AnalysisError: the settings of the adapter name no model.
     """
     if not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
         return None
@@ -188,7 +185,7 @@ def _matching(folder: Path, patterns: Iterable[str]) -> set[Path]:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Around a request to the hub: a name that is neither known nor a folder may be misspelt."""
+    """A context for a request to the hub, whose errors hint at misspelt names."""
     if known_model(name):
         yield
         return
@@ -207,11 +204,10 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict[str, str]:
-    """SHA-256 of files of a folder by their paths in it: by default, of all that a model is read
-    from.
+    """SHA-256 of files of a folder, by path: by default, of all files that a model is read from.
 
-    Weights that an index of the folder names are among them, wherever they lie. Pickles count only
-    where there are no safetensors files: only there are they read.
+    Weights named by an index of the folder are included, wherever they lie. Pickles are included
+    only if there are no safetensors files, since otherwise they are not read.
     """
     if patterns == hub.MODEL_FILES and not any(folder.glob("*.safetensors")):
         patterns = (*patterns, *hub.PICKLES, "adapter_model.bin")

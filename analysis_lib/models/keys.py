@@ -1,5 +1,4 @@
-"""How an attention module makes its keys: proven by making them from what one of its projections
-returned.
+"""The making of keys in an attention module, proven by making them from a projection's output.
 
 A projection counts as that of the keys if its output, split into heads, normalised and rotated as
 the model does it, *is* the key that attention receives.
@@ -19,10 +18,10 @@ from analysis_lib.models.calls import angles_of
 from analysis_lib.models.parts import ROTATION
 from analysis_lib.models.probe import Call, Run, Trace, same
 
-# How a projection may hold the keys of the heads: alone; after all queries; after the queries that
-# share a key; before all values.
+# Layouts of keys in a projection: alone; after all queries; after the queries that share a key;
+# before all values.
 ORDERS = (None, "stacked", "by_head", "before_values")
-# Of the norms of keys: the dimensions that they average over, and whether they subtract the mean.
+# Norms of keys: the dimensions that they average over, and whether they subtract the mean.
 NORMS = (((-1,), False), ((-2, -1), False), ((-1,), True))
 
 # Fields of ``Attention``, and the keys that they make.
@@ -30,14 +29,13 @@ Made = tuple[dict[str, object], Tensor]
 
 
 def split_keys(projected: Tensor, order: str | None, heads: int, key_heads: int) -> Tensor | None:
-    """The keys of each head, * x head x head_dim, in the output of a projection; None if it does
-    not fit.
+    """Keys of each head, * x head x head_dim, from a projection's output; None if it does not fit.
 
     Args:
         projected: the output, * x width, or the transposed weights.
         order: one of ``ORDERS``.
-        heads: of queries.
-        key_heads: of keys, which several heads of queries may share.
+        heads: the number of heads of queries.
+        key_heads: the number of heads of keys, which several heads of queries may share.
     """
     width = projected.shape[-1]
     group = heads // key_heads
@@ -64,18 +62,17 @@ def rotated(
     rotation: str = ROTATION,
     tokens_first: bool = False,
 ) -> Tensor:
-    """Vectors of heads, utterance x head x token x head_dim, rotated as the model of an attention
-    module does it.
+    """Vectors of heads, utterance x head x token x head_dim, rotated as in an attention module.
 
     Dimensions beyond those of the angles stay as they are.
 
     Args:
-        module: whose source has the function of the rotation.
-        vectors: to rotate.
-        angles: as the module is called with them.
-        each: how many dimensions each angle stands for, 1 or 2.
+        module: the module whose source defines the rotation.
+        vectors: the vectors to rotate.
+        angles: the angles in the module's arguments.
+        each: the number of dimensions for each angle, 1 or 2.
         rotation: the name of the function.
-        tokens_first: whether it takes tokens before heads.
+        tokens_first: whether it reads tokens before heads.
     """
     rotate = getattr(sys.modules[type(module).__module__], rotation)
     width = each * angles[0].shape[-1]
@@ -88,8 +85,8 @@ def rotated(
     if _required_arguments(rotate) == 1 + len(angles):
         turned = rotate(part, *angles)
     else:
-        # Queries and keys in one call: the keys do not matter, and may have fewer heads, so that
-        # one head will do.
+        # The function rotates queries and keys in one call: the second argument does not matter, so
+        # one head is enough.
         turned = rotate(part, part.narrow(head_axis, 0, 1), *angles)[0]
     if tokens_first:
         turned = turned.transpose(1, 2)
@@ -103,8 +100,9 @@ def _required_arguments(function: Callable) -> int:
 
 
 def find_keys(call: Call, trace: Trace) -> dict[str, object]:
-    """The fields of ``Attention`` that say how the key of a call is made; ``key`` is None where
-    that is not known.
+    """Fields of ``Attention`` that describe how the key of a call is made.
+
+    ``key`` is None if that is not known.
     """
     module = call.module
     factors = {name: value for name, value in vars(module).items() if isinstance(value, float)}
@@ -117,7 +115,7 @@ def find_keys(call: Call, trace: Trace) -> dict[str, object]:
 
 
 def _candidates(call: Call, trace: Trace) -> Iterator[Made]:
-    """The keys that can be made of what the modules inside an attention module returned."""
+    """Candidate keys, made from the outputs of the modules inside an attention module."""
     inside = {}
     for path, module in call.module.named_modules():
         if path and module in trace.runs:
@@ -132,7 +130,7 @@ def _candidates(call: Call, trace: Trace) -> Iterator[Made]:
 
 
 def _split(path: str, inside: Mapping[str, Run], call: Call) -> Iterator[Made]:
-    """Keys, utterance x token x head x head_dim, as the output of a projection may hold them."""
+    """Keys, utterance x token x head x head_dim, for each layout of a projection's output."""
     utterances, key_heads, tokens, size = call.key.shape
     heads = call.query.shape[1]
     divisors = [count for count in range(1, key_heads + 1) if key_heads % count == 0]
@@ -143,8 +141,9 @@ def _split(path: str, inside: Mapping[str, Run], call: Call) -> Iterator[Made]:
 
 
 def _latent(path: str, inside: Mapping[str, Run], call: Call) -> Iterator[Made]:
-    """The end of the keys in latent attention: one that all heads share, beside what another
-    projection makes.
+    """The end of the keys in latent attention: one key that all heads share.
+
+    The beginning is made by another projection.
     """
     utterances, heads, tokens, size = call.key.shape
     returned = inside[path].returned
@@ -163,7 +162,7 @@ def _latent(path: str, inside: Mapping[str, Run], call: Call) -> Iterator[Made]:
             continue
         for norm, normed in _normed(returned[..., None, :rank], inside):
             read = run.read.reshape(normed.shape)
-            # Some models multiply what the norm returns.
+            # Some models multiply the output of the norm.
             scaled = normed * (read.norm() / normed.norm())
             if not norm["centred"] and same(scaled, read):
                 fields = {"latent": (norm["key_norm"], up), "fused": None, "tiled": heads}
@@ -173,8 +172,9 @@ def _latent(path: str, inside: Mapping[str, Run], call: Call) -> Iterator[Made]:
 def _finished(
     module: nn.Module, keys: Tensor, inside: Mapping[str, Run], angles: Sequence[Tensor]
 ) -> Iterator[Made]:
-    """Keys, utterance x head x token x head_dim, after a norm and a rotation, either, or none, in
-    any order.
+    """Keys, utterance x head x token x head_dim, after a norm and a rotation.
+
+    Each of the two may be missing, and the norm may come first or last.
     """
     for norm, normed in itertools.chain([({}, keys)], _normed(keys, inside)):
         for turn, turned in _turned(module, normed.transpose(1, 2), angles):
@@ -186,9 +186,9 @@ def _finished(
 
 
 def _normed(keys: Tensor, inside: Mapping[str, Run]) -> Iterator[Made]:
-    """What norms that read the keys, utterance x token x head x head_dim, returned.
+    """Outputs of the norms that read the keys, utterance x token x head x head_dim.
 
-    A root-mean-square norm of each head, or of all together, or a LayerNorm of each head.
+    A norm is a root-mean-square norm of each head, or of all together, or a LayerNorm of each head.
     """
     for path, run in inside.items():
         if run.read.numel() != keys.numel() or run.returned.numel() != keys.numel():
@@ -211,9 +211,7 @@ def _normed(keys: Tensor, inside: Mapping[str, Run]) -> Iterator[Made]:
 
 
 def _is_norm(read: Tensor, returned: Tensor, dims: tuple[int, ...], centred: bool) -> bool:
-    """Whether all tokens are normalised with the same gains and, if the norm is centred, the same
-    shift.
-    """
+    """Whether all tokens have the same gains and, in a centred norm, the same shift."""
     if centred:
         read = read - read.mean(-1, keepdim=True)
     unit = read / read.square().mean(dims, keepdim=True).sqrt()
@@ -224,7 +222,7 @@ def _is_norm(read: Tensor, returned: Tensor, dims: tuple[int, ...], centred: boo
         from_unit = unit - mean
         from_returned = returned - shift
     else:
-        # The first token decides on the gains.
+        # The first token determines the gains.
         mean = 0
         shift = 0
         from_unit = unit[:, :1]
@@ -236,7 +234,7 @@ def _is_norm(read: Tensor, returned: Tensor, dims: tuple[int, ...], centred: boo
 
 
 def _turned(module: nn.Module, keys: Tensor, angles: Sequence[Tensor]) -> Iterator[Made]:
-    """Keys, utterance x head x token x head_dim, as they are and as the model may rotate them."""
+    """Keys, utterance x head x token x head_dim, as they are and in each rotation of the model."""
     yield {"rotary": 0}, keys
     if not angles:
         return

@@ -1,8 +1,8 @@
-"""The layout of a model, found by what it does with an example: its blocks, their attention and
-their keys.
+"""Layout of a model, from one pass over an example: its blocks, their attention and their keys.
 
 Nothing is guessed from names. A pass over a few tokens shows which blocks run, in which order,
-where they attend, and what every module reads and returns; what is not proven so is left out.
+where they attend, and what every module reads and returns; anything not proven in this way is left
+out.
 """
 
 import copy
@@ -38,9 +38,7 @@ NO_TOKENS = "which stand for no tokens: give another model"
 
 
 def is_of(layout: Layout, model: PreTrainedModel) -> bool:
-    """Whether a listed layout is that of a model, and not of another part of the same
-    architecture.
-    """
+    """Whether a listed layout fits a model, rather than another part of the same architecture."""
     modules = dict(model.named_modules())
     if layout.part not in modules and kind_of(model) != layout.kind:
         return False
@@ -49,10 +47,10 @@ def is_of(layout: Layout, model: PreTrainedModel) -> bool:
 
 
 def model_part(name: str, model: PreTrainedModel, path: str) -> PreTrainedModel:
-    """A part of a model that is a model itself.
+    """A part of a model that is itself a model.
 
     Raises:
-        AnalysisError: it has none of this path.
+        AnalysisError: there is no such part at this path.
     """
     parts = _parts(model)
     if path in parts:
@@ -62,7 +60,7 @@ def model_part(name: str, model: PreTrainedModel, path: str) -> PreTrainedModel:
 
 
 def _parts(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
-    """The parts that are models themselves, by their paths."""
+    """The parts that are themselves models, by path."""
     return {
         path: part
         for path, part in model.named_modules()
@@ -71,16 +69,16 @@ def _parts(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
 
 
 def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layout:
-    """The layout of a model, from what it does with a few tokens, an image or a second of sound.
+    """The layout of a model, from a pass over a few tokens, an image or a second of sound.
 
     Args:
-        name: of the model, for errors.
-        model: without a head.
-        processor: what prepares its input.
+        name: the name of the model, for errors.
+        model: the model without a head.
+        processor: prepares the input of the model.
 
     Raises:
-        AnalysisError: it cannot read what its processor makes, or no blocks are found whose vectors
-            stand for tokens.
+        AnalysisError: the model cannot read the output of its processor, or no blocks are found
+            whose vectors stand for tokens.
     """
     path, trace, padding_matters = _trace_of_part(name, model, processor)
     model = trace.model
@@ -96,7 +94,8 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
         )
     stacks = [_stack(name, trace, processor, pattern, alike) for pattern, alike in by_path.items()]
     if all(stack.cross for stack in stacks):
-        # Without a stack of its own tokens, what the keys of cross-attention stand for is unknown.
+        # Without a stack over tokens of its own, the tokens behind the keys of cross-attention are
+        # unknown.
         stacks = [replace(stack, cross=None) for stack in stacks]
     maps = trace.returned(blocks[0]).dim() == 4
     leading = 0
@@ -104,7 +103,7 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
     if kind != "text":
         leading, is_grid = _leading_tokens(name, trace, blocks[0])
     if is_grid:
-        # Its positions are tokens; their attention, in windows, is not captured.
+        # The positions of the grid are tokens; attention in windows is not captured.
         maps = False
         stacks = [replace(stack, attention=None, each=(), further=()) for stack in stacks]
     registers = getattr(model.config, "num_register_tokens", 0)
@@ -126,12 +125,10 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
 def _trace_of_part(
     name: str, model: PreTrainedModel, processor: Callable
 ) -> tuple[str, Trace, bool]:
-    """The path of the part that can read an example, a trace of that, and whether padding changes
-    what it computes.
-    """
+    """Part that can read an example: its path, its trace, and whether padding changes vectors."""
     reads = "text" if isinstance(processor, PreTrainedTokenizerBase) else kind_of(model)
     paths = [""]
-    # One half of an encoder-decoder would pass for the whole.
+    # One half of an encoder-decoder would be taken for the whole.
     if reads != "text" or not is_encoder_decoder(model):
         paths += [path for path, part in _parts(model).items() if kind_of(part) == reads]
     errors = []
@@ -143,7 +140,7 @@ def _trace_of_part(
                 trace = traced_with_hidden_states(part, inputs)
                 padding_matters = kind_of(part) == "text" and _padding_changes(part, inputs)
             return path, trace, padding_matters
-        except Exception as error:  # Any model, and any processor, may fail in a way of its own.
+        except Exception as error:  # Models and processors fail in many ways.
             errors.append(error)
     raise _unreadable(name, model, processor, errors[0]) from errors[0]
 
@@ -166,7 +163,7 @@ def _unreadable(
 
 
 def _padding_changes(model: PreTrainedModel, inputs: Mapping[str, Tensor | bool]) -> bool:
-    """Whether a short text beside a longer one gets other vectors than alone."""
+    """Whether a text has other vectors in a batch with a longer text than alone."""
     half = inputs["input_ids"].shape[1] // 2
     short = dict(inputs)
     batch = dict(inputs)
@@ -183,15 +180,14 @@ def _padding_changes(model: PreTrainedModel, inputs: Mapping[str, Tensor | bool]
 
 
 def _leading_tokens(name: str, trace: Trace, block: nn.Module) -> tuple[int, bool]:
-    """How many tokens stand before those of an image or sound, and whether the vectors are a grid
-    of tokens.
+    """Number of leading tokens of an image or sound, and whether the vectors are a grid of tokens.
 
-    The vectors of leading tokens do not change with the first number of the input. A grid is a map
-    of features whose channels come last.
+    The vectors of leading tokens do not change with the first number of the input. A grid is a
+    feature map whose channels come last.
 
     Raises:
-        AnalysisError: unknown tokens stand behind, a sound has its channels first, or each pass
-            differs.
+        AnalysisError: there are unknown tokens at the end, a sound has its channels first, or
+            passes differ from one another.
     """
 
     def read(index: int | None) -> Tensor:
@@ -210,7 +206,7 @@ def _leading_tokens(name: str, trace: Trace, block: nn.Module) -> tuple[int, boo
             )
         by_first = read(0) != plain
         by_last = read(-1) != plain
-    # The first number changes all channels of a few positions.
+    # In a grid, the first number changes all channels of a few positions.
     positions = by_first.flatten(1).any(1).float().mean()
     channels = by_first.flatten(0, -2).any(0).float().mean()
     if plain.dim() == 3:
@@ -233,7 +229,7 @@ def _leading_tokens(name: str, trace: Trace, block: nn.Module) -> tuple[int, boo
 def _stack(
     name: str, trace: Trace, processor: Callable, pattern: str, blocks: list[nn.Module]
 ) -> Stack:
-    """The blocks of one path."""
+    """The stack of the blocks that share a path."""
     model = trace.model
     kind = kind_of(trace.model)
     tokens_first = _reads_tokens_first(blocks[0], trace)
@@ -255,7 +251,7 @@ def _stack(
         )
     own: list[list[Attention]] = [[] for _ in blocks]
     if not is_padded:
-        # Where vectors are padded, attention reads the padding, too.
+        # Padded vectors are excluded, since attention reads the padding, too.
         own = [
             _attentions(block, trace, is_stage=kind != "text", tokens_first=tokens_first)
             for block in blocks
@@ -280,14 +276,14 @@ def _stack(
         or any(hasattr(module, "set_attention_type") for module in model.modules()),
         tokens_first=tokens_first,
     )
-    # Some blocks do not run, such as those that read an image beside a text.
+    # Some blocks do not run in the example, such as those that read an image beside a text.
     ran = {trace.names[block] for block in blocks}
     unused = [path for path in trace.names.values() if stack.holds(path) and path not in ran]
     return replace(stack, unused=tuple(unused))
 
 
 def _common(attentions: Sequence[tuple[Attention, ...]]) -> tuple[Attention, ...]:
-    """What all blocks have; nothing if they differ."""
+    """Attentions that all blocks share; empty if blocks differ."""
     different = {*attentions}
     return different.pop() if len(different) == 1 else ()
 
@@ -303,12 +299,12 @@ def _reads_tokens_first(block: nn.Module, trace: Trace) -> bool:
 
 
 def _token_kind(kind: str, is_decoder: bool, processor: Callable, vectors: Tensor) -> str:
-    """What vectors stand for, see :class:`~analysis_lib.models.parts.Stack`."""
+    """Kind of tokens behind vectors, see :class:`~analysis_lib.models.parts.Stack`."""
     if kind == "text":
         return "shifted" if is_decoder else "text"
     if kind == "image":
         return "patches"
-    # Whisper's processor pads a sound to a window, in which a vector stands for two steps.
+    # Whisper's processor pads a sound to a window in which each vector stands for two steps.
     window = getattr(processor, "n_samples", None)
     return (
         "windows" if window and window == 2 * processor.hop_length * vectors.shape[1] else "frames"
@@ -327,10 +323,10 @@ def _refuse_strange_text(
 
 
 def _is_cut_behind(blocks: Sequence[nn.Module], trace: Trace, tokens: int) -> bool:
-    """Whether a model pads its vectors to a window, and later drops those behind its tokens.
+    """Whether a model pads its vectors to a window, and later drops those after its tokens.
 
-    Then its hidden states are shorter than what its first block reads, or a later module reads less
-    than its last block returns.
+    Its hidden states are then shorter than the input of its first block, or a later module reads
+    fewer vectors than its last block returns.
     """
     first = trace.read(blocks[0])
     last = trace.returned(blocks[-1])
@@ -356,13 +352,15 @@ def _attentions(
     cross: bool = False,
     tokens_first: bool = False,
 ) -> list[Attention]:
-    """The attentions of a block: the modules in it that attend once, with a query for each token.
+    """The attentions of a block: modules in it that attend once, with one query per token.
 
     Args:
-        block: to look in.
-        trace: of its model.
-        is_stage: whether the block may be a stage of several, so that it must attend once only.
-        cross: whether to find attention to another stack, whose tokens are as many as its keys.
+        block: the block to search.
+        trace: a trace of its model.
+        is_stage: whether the block may be a stage of several blocks, so that it must attend only
+            once.
+        cross: whether to search for attention to another stack, which has as many tokens as there
+            are keys.
         tokens_first: whether the block returns token x utterance x width.
     """
     run = trace.runs[block][-1]
@@ -395,19 +393,19 @@ def _uncaptured(
     """The paths of the modules that attend, and whose attention is not captured.
 
     They call the interface or take a softmax of products. If none does, and no attention is
-    captured, they are the modules with attention in their name: some have no softmax.
+    captured, they are the modules with "attention" in their name: some have no softmax.
     """
     captured: set[nn.Module] = set()
     for stack in stacks:
         for index, block in enumerate(blocks[stack.blocks]):
             for attention in (stack.attention_of(index), stack.cross, *stack.further):
                 if attention:
-                    # The softmax may be a module of its own.
+                    # The softmax may be in a submodule.
                     captured.update(block.get_submodule(attention.module).modules())
     attending = {*trace.softmaxes, *(call.module for call in trace.calls)}
     if not attending and not captured:
         named = [module for module in trace.runs if "attention" in type(module).__name__.lower()]
-        # The innermost ones.
+        # Only innermost modules.
         for module in named:
             if not any(is_inside(other, [module]) for other in named):
                 attending.add(module)

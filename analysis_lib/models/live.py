@@ -1,6 +1,4 @@
-"""Models that a program holds, such as one in training: what to measure of them, and how they stay
-as they are.
-"""
+"""Models that a program holds, such as one in training: they are measured without being changed."""
 
 import hashlib
 
@@ -14,23 +12,21 @@ from analysis_lib.models.fingerprint import fingerprint
 from analysis_lib.models.loaded import LoadedModel
 from analysis_lib.models.names import ModelName
 
-# Where what wraps a model (torch.compile, DistributedDataParallel, FullyShardedDataParallel) keeps
-# it.
+# Attributes of wrappers (torch.compile, DistributedDataParallel, FullyShardedDataParallel) that
+# hold the model.
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "module")
 
 
 def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedModel:
-    """A model of transformers that lives in this process, with or without a head, as what can be
-    measured.
+    """A model object of transformers in this process, with or without a head, ready to be measured.
 
     Args:
-        model: it, perhaps compiled or wrapped for several devices.
+        model: the model, perhaps compiled or wrapped for several devices.
         processor: its tokenizer, image processor or feature extractor.
-        part: the path of the part that is measured alone, if any.
+        part: the path of the part to measure, if any.
 
     Raises:
-        AnalysisError: it is no model of transformers, or comes without a processor, or has no such
-            part.
+        AnalysisError: it is no model of transformers, has no processor, or has no such part.
     """
     outer = _unwrapped(model)
     model = outer
@@ -60,7 +56,7 @@ def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedMod
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """What compilers and what spreads a model over devices have wrapped."""
+    """The model inside the wrappers of compilers and of parallel training."""
     while inner := next(
         (name for name in _WRAPPED if isinstance(getattr(model, name, None), nn.Module)), None
     ):
@@ -86,18 +82,19 @@ def _refuse_prompts(adapted: nn.Module) -> None:
 
 
 def predicts_tokens(model: nn.Module) -> bool:
-    """Whether it is a language model, with its head."""
+    """Whether a model is a language model with its head."""
     heads = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_MASKED_LM_MAPPING)
     return any(isinstance(model, classes.get(type(model.config), ())) for classes in heads)
 
 
 def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    """A model without its head; where the head stands beside its parts, as in T5, a model of these
-    parts.
+    """A model without its head.
+
+    If the head is beside several parts, as in T5, it is a new model of the same parts.
     """
     known = transformers.MODEL_MAPPING.get(type(model.config), None)
     if isinstance(known, type) and isinstance(model, known):
-        # In some, what bears the name of a body is their encoder.
+        # In some architectures, the attribute named like a body is only their encoder.
         return model
     bare = model.base_model
     if bare is not model or not isinstance(known, type):
@@ -113,7 +110,7 @@ def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedMo
 
 
 def _revision(model: nn.Module) -> str:
-    """A hash of the weights, and of adapters and hooks as far as these can be described."""
+    """A hash of the weights, and of adapters and hooks as far as they can be described."""
     digest = hashlib.sha256(f"{type(model).__qualname__} {model.config!r}".encode())
     for name, module in model.named_modules():
         settings = [

@@ -22,31 +22,30 @@ from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
 from analysis_lib.models.probe import evaluated, example
 from analysis_lib.models.tokenization import Tokenizer, WordTokenizer
 
-# The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec.
-# 2.2); the registers and detection tokens of vision transformers; and the first token where that is
-# no [CLS], which causal models use as a sink of attention.
+# Types of tokens, in table order: those of Maruta and Matsuzaki (2024, sec. 2.2); registers and
+# detection tokens of vision transformers; and a first token that is no [CLS], which causal models
+# use as a sink of attention.
 TOKEN_TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
-# Which of a tokenizer's special tokens begin what a model reads, and which end or divide it.
+# Special tokens of a tokenizer that start an input, and those that end or divide it.
 ENDS = {"cls": ("cls", "bos"), "sep": ("sep", "eos")}
-# A comma or a full stop, in Latin, CJK, Arabic or Devanagari script.
+# Commas and full stops in Latin, CJK, Arabic and Devanagari script.
 PUNCTUATION = frozenset(",.，．、。،।")
-# Settings that limit how many tokens a model reads.
+# Settings that limit the number of tokens a model reads.
 _LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "max_length_inputs"),
     *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
 )
-# A tokenizer that knows fewer than this part of the tokens that are embedded was made up from files
-# of another kind.
+# A tokenizer with fewer tokens than a tenth of the embeddings was made from files of another kind.
 LEAST_SHARE = 10
-# Per second of a sound: more would fill the memory.
+# Samples per second of sound: more would fill the memory.
 MOST_SAMPLES = 1_000_000
-# A model without a limit of its own (T5's positions are relative) reads this many tokens at once.
+# Number of tokens read at once by a model without a limit of its own (T5's positions are relative).
 LONGEST_TEXT = 1024
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What another process needs to load the same model."""
+    """Arguments with which another process loads the same model."""
 
     name: str
     revision: str | None
@@ -58,25 +57,26 @@ class ModelSpec:
 
 @dataclass(eq=False, repr=False)
 class LoadedModel:
-    """A model with what prepares its input, ready to be measured.
+    """A model with the processor of its input, ready to be measured.
 
     Attributes:
         name: the name, hub id or folder that it was loaded by.
-        revision: what identifies its weights: a package's hash, a hub commit, or the hash of the
-            files.
-        model: the transformers model that is measured, without a head; while it is measured, it is
-            in evaluation mode.
+        revision: identifies its weights: a package's hash, a hub commit, or the hash of the files.
+        model: the transformers model that is measured, without a head; it is in evaluation mode
+            while it is measured.
         processor: its tokenizer, image processor or feature extractor.
-        spec: how another process loads it; None for a model that lives in this process alone.
-        files: sha256 of the files it was read from, by name.
-        part: the path of the part of a model that was loaded alone, if it was.
-        outer: what is called: the outermost model that the user has, such as one with a head or
-            with adapters, inside which ``model`` runs; ``model`` itself where nothing is around it.
-        layout: where its parts are.
-        headed: the language model that it is the body of, once it has been used.
+        spec: arguments with which another process loads it; None for a model that exists only in
+            this process.
+        files: SHA-256 of the files it was read from, by name.
+        part: the path of the part of a model that was loaded alone, if any.
+        outer: the outermost model that the user has, such as one with a head or with adapters,
+            inside which ``model`` runs: it is the one that is called. Without one, ``model``
+            itself.
+        layout: the places of its parts.
+        headed: the language model that ``model`` is the body of, once it has been used.
         transcriber: the tokenizer of a decoder that reads the text of a sound.
-        unsupported: what cannot be captured of it, and why, by need of metrics; known once it has
-            been checked.
+        unsupported: by input of metrics, the reason why it cannot be captured; known once the model
+            has been checked.
     """
 
     name: str
@@ -91,8 +91,8 @@ class LoadedModel:
     unsupported: dict[str, str] = field(default_factory=dict, init=False)
     headed: transformers.PreTrainedModel | None = field(default=None, init=False)
     transcriber: Tokenizer | None = field(default=None, init=False)
-    # One pass at a time: hooks are on the modules, which threads of a worker share, and a plain
-    # pass would meet them.
+    # One pass at a time: threads of a worker share modules and their hooks, which would also act in
+    # a plain pass.
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class LoadedModel:
             )
 
     def _choose_layout(self) -> None:
-        """Set the layout, the part of the model that is measured, and what prepares its input."""
+        """Set the layout, the part of the model to measure, and the processor of its input."""
         listed = listed_layout(self.model.config.model_type, self.part)
         if self.part and not (listed and listed.reads_texts_too):
             self.model = model_part(self.name, self.model, self.part)
@@ -146,18 +146,16 @@ class LoadedModel:
         # The layout may be that of a part.
         modules = dict(self.model.named_modules())
         self.model = modules.get(layout.part, self.model)
-        # Some heads stand on an encoder alone.
+        # Some heads are on an encoder alone.
         paths = dict(self.model.named_modules())
         stacks = tuple(stack for stack in layout.stacks if stack.blocks.partition(".*")[0] in paths)
         self.layout = replace(layout, stacks=stacks or layout.stacks)
 
     def _wake(self) -> None:
-        """Run once the hooks around the body that act in the first pass, such as those that unpack
-        weights.
-        """
+        """Run the hooks around the body that act in the first pass, such as unpacking weights."""
         if self.outer is self.model or is_plain_head(self.model, self.outer):
             return
-        # If the outermost model cannot read this, the first batch reports it.
+        # If the outermost model cannot read the example, the first batch reports it.
         with suppress(Exception), evaluated(self.outer), without_gradients(self.outer):
             self.answer(example(self.model, self.processor))
 
@@ -171,13 +169,11 @@ class LoadedModel:
 
     @property
     def whole(self) -> list[nn.Module]:
-        """The model, the outermost model, and the language model that it is the body of, if that is
-        known.
-        """
+        """The model, the outermost model, and the language model around the body, if known."""
         return [model for model in (self.model, self.outer, self.headed) if model is not None]
 
     def copied(self, memo: dict[int, object]) -> "LoadedModel":
-        """The same with modules of its own.
+        """The same model with copies of its modules.
 
         Args:
             memo: replacements of objects inside the modules, by their ids, as in ``copy.deepcopy``.
@@ -192,9 +188,7 @@ class LoadedModel:
         return other
 
     def replica(self) -> "LoadedModel":
-        """The same model with modules of its own, for hooks of another thread; the weights are
-        those of this one.
-        """
+        """The same model with its own modules, for hooks of another thread, on the same weights."""
         kept = {}
         for module in self.whole:
             kept |= {
@@ -205,8 +199,9 @@ class LoadedModel:
             return self.copied(kept)
 
     def answer(self, inputs: Mapping[str, object], headed: nn.Module | None = None) -> Answer:
-        """One pass of the outermost model, or of the language model around the body, with all its
-        predictions.
+        """One pass of the outermost model, or of ``headed``, the language model around the body.
+
+        With ``headed``, the predictions of all tokens are computed.
         """
         return answer(
             self.name, self.model, headed or self.outer, inputs, predicting=headed is not None
@@ -214,13 +209,14 @@ class LoadedModel:
 
     @property
     def kind(self) -> str:
-        """What it reads: ``text``, ``image`` or ``audio``."""
+        """Kind of input: ``text``, ``image`` or ``audio``."""
         return self.layout.kind
 
     @cached_property
     def stacks(self) -> dict[Stack, list[nn.Module]]:
-        """The blocks of each stack, in order. A block that runs several times, as in ALBERT, is
-        there once.
+        """The blocks of each stack, in order.
+
+        A block that runs several times, as in ALBERT, is listed once.
         """
         blocks = {}
         for stack in self.layout.stacks:
@@ -229,12 +225,12 @@ class LoadedModel:
 
     @cached_property
     def paths(self) -> dict[nn.Module, str]:
-        """Where in the model each of its modules is."""
+        """Paths of all modules of the model."""
         return {module: name for name, module in self.model.named_modules()}
 
     @property
     def attending(self) -> Iterator[tuple[nn.Module, Attention]]:
-        """The blocks that have attention, and where in them it is."""
+        """The blocks that have attention, each with its attention."""
         for stack, blocks in self.stacks.items():
             for index, block in enumerate(blocks):
                 if attention := stack.attention_of(index):
@@ -246,7 +242,7 @@ class LoadedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What turns text into tokens.
+        """The tokenizer of texts.
 
         Raises:
             AnalysisError: the model reads no text, not even that of a sound.
@@ -261,8 +257,8 @@ class LoadedModel:
 
     @property
     def max_length(self) -> int:
-        """How many tokens of a text the model reads at once, special tokens included."""
-        # Not kept: a user may set the tokenizer's limit at any time.
+        """Number of tokens of a text that the model reads at once, special tokens included."""
+        # Not cached, since a user may set the tokenizer's limit at any time.
         limits = {"model_max_length": self.tokenizer.model_max_length, **self._positions}
         for name, length in limits.items():
             if not isinstance(length, int | float) or not length >= 1:
@@ -270,29 +266,29 @@ class LoadedModel:
                     f"{self.name}: its {name} is {length!r}: give a number of tokens"
                 )
         longest = min(limits.values())
-        # Tokenizers without a limit say so with a number like 1e30.
+        # Tokenizers without a limit use a number like 1e30.
         return int(longest) if longest < 1e9 else LONGEST_TEXT
 
     @cached_property
     def _positions(self) -> dict[str, float]:
-        """How many positions the configuration and the tables of positions have, by their names."""
+        """Number of positions in the configuration and in tables of positions, by their names."""
         limits = {}
         for name in _LENGTHS:
             length = getattr(self.model.config, name, None)
-            # XLNet says -1, for as many as there are.
+            # XLNet has -1, for no limit.
             limits[name] = math.inf if length in (None, 0, -1) else length
         for name, module in self.model.named_modules():
             if name.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding):
-                # RoBERTa counts positions from the padding index on, which its table leaves unused.
+                # RoBERTa's table leaves the rows up to the padding index unused.
                 offset = 0 if module.padding_idx is None else module.padding_idx + 1
                 limits[name] = module.num_embeddings - offset
         return limits
 
     @cached_property
     def length_boundaries(self) -> list[int]:
-        """The lengths beyond which a text is rotated by other angles (``longrope``)."""
+        """The lengths above which a text is rotated by other angles (``longrope``)."""
         parameters = getattr(self.model.config, "rope_parameters", None) or {}
-        # One for all layers, or one for each type of layers.
+        # One set of parameters for all layers, or one for each type of layers.
         every = [parameters] if "rope_type" in parameters else filter(None, parameters.values())
         return [
             each["original_max_position_embeddings"]
@@ -302,9 +298,7 @@ class LoadedModel:
 
     @cached_property
     def pad_id(self) -> int:
-        """A token id to put after the end of a text; it is masked, so that any id with an embedding
-        will do.
-        """
+        """A token id for padding, which is masked, so that any id with an embedding will do."""
         words = embedded_words(self.model)
         for owner in (self.tokenizer, self.model.config):
             index = getattr(owner, "pad_token_id", None)
@@ -314,7 +308,7 @@ class LoadedModel:
 
     @cached_property
     def _typed_ids(self) -> dict[str, list]:
-        """The ids of tokens that can be punctuation, or begin or end what the model reads."""
+        """Ids of tokens that may be punctuation, or that start or end an input."""
         ids = {"punct": _punctuation_ids(self.tokenizer)}
         for end, names in ENDS.items():
             candidates = [getattr(self.tokenizer, f"{name}_token_id", None) for name in names]
@@ -329,9 +323,9 @@ class LoadedModel:
         """The type of every token, as an index into ``TOKEN_TYPES``.
 
         Args:
-            ids: of the tokens; of a word of characters, those of its characters.
+            ids: the ids of the tokens; for words of characters, the ids of the characters.
             special: True at tokens that the tokenizer has put around or between texts. Only these
-                are cls and sep.
+                can be cls and sep.
         """
         known = {name: _among(ids, values) for name, values in self._typed_ids.items()}
         leading = special.cumprod(1).bool()
@@ -339,7 +333,7 @@ class LoadedModel:
         types[known["punct"]] = TOKEN_TYPES.index("punct")
         types[:, 0] = TOKEN_TYPES.index("first")
         types[special & known["sep"]] = TOKEN_TYPES.index("sep")
-        # Where one token stands at both ends, its position decides.
+        # A token used at both ends is cls only at the start.
         types[special & known["cls"] & (leading | ~known["sep"])] = TOKEN_TYPES.index("cls")
         return types
 
@@ -347,7 +341,7 @@ class LoadedModel:
 def _among(
     ids: Int[Tensor, "utterance token *character"], values: list
 ) -> Bool[Tensor, "utterance token"]:
-    """Where a token is one of some ids, or words of characters."""
+    """True at tokens with one of some ids, or at words with one of some lists of characters."""
     if ids.dim() == 2:
         return torch.isin(ids, torch.tensor(values, dtype=ids.dtype, device=ids.device))
     return (ids.unsqueeze(2) == torch.tensor(values, device=ids.device)).all(-1).any(-1)
@@ -357,12 +351,12 @@ def _punctuation_ids(tokenizer: Tokenizer) -> list:
     if isinstance(tokenizer, WordTokenizer):
         return [tokenizer.word_ids(sign) for sign in PUNCTUATION]
     if isinstance(tokenizer, transformers.CanineTokenizer):
-        # Its tokens are code points: a vocabulary of a million.
+        # Tokens are code points: a vocabulary of a million.
         return [ord(sign) for sign in PUNCTUATION]
     return [
         index
         for token, index in tokenizer.get_vocab().items()
-        # Decoding strips the marks of sub-word tokenizers; few tokens hold such a sign, so it is
+        # Decoding strips the marks of sub-word tokenizers; few tokens contain such a sign, so it is
         # cheap.
         if PUNCTUATION & set(token) and tokenizer.decode([index]).strip() in PUNCTUATION
     ]
@@ -370,7 +364,7 @@ def _punctuation_ids(tokenizer: Tokenizer) -> list:
 
 def _refuse_non_finite(loaded: LoadedModel) -> None:
     for name, weight in weights(loaded.model):
-        # A sum takes a tenth of the time, and is finite only if all is.
+        # A sum takes a tenth of the time, and is finite only if all weights are.
         if not weight.sum().isfinite() and not weight.isfinite().all():
             module = loaded.model.get_submodule(name.rpartition(".")[0])
             raise AnalysisError(
@@ -392,9 +386,7 @@ def _layer_of(loaded: LoadedModel, module: nn.Module) -> str:
 
 
 def _refuse_strange_tokens(loaded: LoadedModel) -> None:
-    """A tokenizer that is not the model's would give it ids that mean nothing to it, or that it
-    does not embed.
-    """
+    """Raise an AnalysisError if the ids of the tokenizer do not fit the model's embeddings."""
     tokenizer = loaded.transcriber or loaded.processor
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         return
@@ -403,7 +395,7 @@ def _refuse_strange_tokens(loaded: LoadedModel) -> None:
     if words == math.inf:
         # Unknown, as in models of texts and images.
         return
-    # Padding is masked.
+    # The id of padding may lack an embedding, since padding is masked.
     ids = {*tokenizer.get_vocab().values()} - {tokenizer.pad_token_id}
     largest = max(ids, default=-1)
     if largest >= words:

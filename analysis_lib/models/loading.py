@@ -1,4 +1,4 @@
-"""Models by name: a bundled alias, a hub id, or a local folder becomes a :class:`LoadedModel`."""
+"""Loading of models: an alias, a hub id or a local folder becomes a :class:`LoadedModel`."""
 
 import json
 import logging
@@ -52,7 +52,7 @@ from analysis_lib.models.parts import listed_layout, refuse_too_large
 from analysis_lib.models.probe import kind_of
 from analysis_lib.models.reading import ALONE, LOCALLY, reading, refuse_damaged
 
-# Language models by what they predict: what they are called, what that is, and their classes.
+# Language models by objective: their name, what they predict, and their classes.
 OBJECTIVES = {
     "next": ("causal language model", "next token", transformers.MODEL_FOR_CAUSAL_LM_MAPPING),
     "masked": ("masked language model", "masked token", transformers.MODEL_FOR_MASKED_LM_MAPPING),
@@ -70,40 +70,39 @@ def load_model(
     processor: object = None,
     part: str = "",
 ) -> LoadedModel:
-    """A model by name, or one that is at hand.
+    """Load a model by name, or wrap a model object.
 
     Args:
         name: a known alias (``minilm``; ``known_models()`` lists them), a folder with
             ``config.json``, weights and a tokenizer, image processor or feature extractor, or a hub
-            id (``owner/name``). Weights are read from safetensors files, or where there are none
-            from pickles, as tensors and nothing else. An adapter (LoRA and its like) beside the
-            weights of a model is applied to it; one that lies alone, to the model that its
-            ``adapter_config.json`` names; ``MODEL+ADAPTER`` names both. Followed by ``:untrained``,
-            it is the same model with the random weights that its training would start from
-            (transformers' initialisation of its configuration, seed 0; ``minilm:untrained@seed=1``
-            has another). A model trained here takes settings of its recipe, as in
-            ``digits-vit@steps=50@seed=1``. Or a model of transformers that is at hand, with a head
-            or without, compiled, with adapters or in training: it is measured as it is, in its
-            precision and on its device, and does not change.
+            id (``owner/name``). Weights are read from safetensors files, or if there are none from
+            pickles, as tensors and nothing else. An adapter (LoRA and the like) beside the weights
+            of a model is applied to it; one in a folder of its own, to the model that its
+            ``adapter_config.json`` names; ``MODEL+ADAPTER`` names both. With ``:untrained`` at the
+            end, it is the same model with random weights, as its training would start
+            (transformers' initialisation from its configuration, seed 0;
+            ``minilm:untrained@seed=1`` has another seed). A model trained here takes settings of
+            its recipe, as in ``digits-vit@steps=50@seed=1``. Or a model object of transformers,
+            with or without a head, compiled, with adapters or in training: it is measured as it is,
+            in its precision and on its device, and does not change.
         revision: a commit, branch or tag of a model of the hub; an alias has its own.
-        dtype: one of ``DTYPES``, unless the name says it, as in ``NAME@dtype=bfloat16``.
-            ``float64`` tells a small number from rounding; a model in half precision takes half the
-            memory, and what it computes is summed in single precision and then in float64.
-        device: a torch device; by default a GPU where there is one.
+        dtype: one of ``DTYPES``, unless the name has one, as in ``NAME@dtype=bfloat16``.
+            ``float64`` tells small numbers from rounding errors; a model in half precision takes
+            half the memory, and its activations are summed in single precision and then in float64.
+        device: a torch device; by default a GPU if there is one.
         device_map: for a model that is larger than its device. ``auto`` spreads it over the GPUs;
-            what does not fit there lies in memory, and what does not fit there on disk, until it is
-            used. Or parts of the model by device, as in transformers.
-        processor: of a model that is at hand, its tokenizer, image processor or feature extractor;
-            of another one, the name or folder to read it from where its own has none, or another
-            shall be tried.
-        part: the path of the part that is measured alone, such as ``vision_model``: with it, a
-            model of several towers reads what that part reads. A name says the same as
-            ``NAME@part=vision_model``.
+            the rest is kept in memory, and what does not fit there on disk, until it is used. Or
+            parts of the model by device, as in transformers.
+        processor: for a model object, its tokenizer, image processor or feature extractor;
+            otherwise the name or folder to read it from, if the model has none or another one is to
+            be used.
+        part: the path of the part to measure, such as ``vision_model``: with it, a model of several
+            towers reads the input of that part. ``NAME@part=vision_model`` is the same in a name.
 
     Raises:
-        AnalysisError: an unknown name, a model that cannot be reached, is of no supported
-            architecture, names code to fetch, has no weights, lacks some, or has weights that are
-            not finite (the layer is named).
+        AnalysisError: an unknown name, or a model that cannot be reached, has an unsupported
+            architecture, names code to download, lacks weights, or has weights that are not finite
+            (the message names the layer).
 
     >>> load_model("minilm").max_length
     512
@@ -146,9 +145,9 @@ def _loaded(name: ModelName, spec: ModelSpec) -> LoadedModel:
     for folder in {files.folder, files.home}:
         refuse_named_code(text, folder)
     config = _read_config(text, files.home)
-    # Before the weights are read: they may be large.
+    # Before the weights are read, which may be large.
     kind = None if name.part else _kind(text, config)
-    # Only a trained model has hashes, taken before its files are read.
+    # Only a trained model has hashes, computed before its files are read.
     hashes = {} if name.untrained else files.hashes()
     adapted = None
     stored = None
@@ -182,9 +181,7 @@ def _loaded(name: ModelName, spec: ModelSpec) -> LoadedModel:
 
 
 def _note_own_code(loaded: LoadedModel, folder: Path, base: str) -> None:
-    """Note code beside the weights, which may compute something else than the class that is
-    measured.
-    """
+    """Log a note about code beside the weights, which the class that is measured ignores."""
     code = own_code(folder)
     if not code or known_model(base):
         return
@@ -215,7 +212,7 @@ def _read_processors(
     model: nn.Module,
     processor: str | None,
 ) -> object:
-    """What prepares the input of a model, or of the part that is measured alone."""
+    """The processor of the input of a model, or of the part that is measured."""
     text = str(name)
     folders = files.of_processor
     if processor is not None:
@@ -233,7 +230,10 @@ def _read_processors(
 
 
 def _note_sentence_transformers(loaded: LoadedModel, folder: Path, name: ModelName) -> None:
-    """Note what sentence-transformers does to texts; of known models, their papers say it."""
+    """Log a note on what sentence-transformers does to texts, except for known models.
+
+    The papers of known models describe it.
+    """
     if loaded.kind != "text" or known_model(name.base):
         return
     steps = left_to_sentence_transformers(folder, loaded.max_length)
@@ -251,7 +251,7 @@ def _adapted(
     """The model with its adapter, as peft makes it; and without."""
     require_extra("adapters", "peft")
     fault = f"{name}: its adapter cannot be applied"
-    # Random weights stand in for those of the adapter until these are read.
+    # Random weights stand in for those of the adapter until they are read.
     with torch.random.fork_rng(devices=[]):
         with reading(fault, files.folder):
             adapter = Adapter(name, files.folder)
@@ -265,7 +265,7 @@ def checked_options(dtype: str, device: str | None, device_map: object = None) -
     """The device to use.
 
     Raises:
-        AnalysisError: no model can be loaded so; said before anything is read.
+        AnalysisError: no model can be loaded with these options; nothing has been read yet.
     """
     require_choice("the dtype", dtype, DTYPES)
     if device_map not in (None, "auto") and not _is_device_map(device_map):
@@ -304,10 +304,10 @@ class _Files:
     """The folders of a model.
 
     Attributes:
-        folder: of the adapter of a model that has one, else of the model.
-        home: of the model itself.
-        base: the name of the model at ``home``, where ``folder`` is that of an adapter alone.
-        identity: of the weights.
+        folder: the folder of the adapter if there is one, else of the model.
+        home: the folder of the model itself.
+        base: the name of the model at ``home``, if ``folder`` is that of an adapter alone.
+        identity: the identity of the weights.
     """
 
     folder: Path
@@ -340,10 +340,10 @@ def _files(name: ModelName, revision: str | None) -> _Files:
 
 
 def lacks_head(loaded: LoadedModel, objective: str) -> str:
-    """Why a loaded model is not the body of a language model, empty if it is.
+    """The reason why a loaded model is not the body of a language model; empty if it is.
 
     Args:
-        objective: what it predicts, one of ``OBJECTIVES``.
+        objective: the kind of prediction, one of ``OBJECTIVES``.
     """
     kind, predicted, classes = OBJECTIVES[objective]
     config = loaded.model.config
@@ -355,10 +355,10 @@ def lacks_head(loaded: LoadedModel, objective: str) -> str:
 
 
 def with_head(loaded: LoadedModel, objective: str) -> transformers.PreTrainedModel:
-    """A language model around a model that is loaded, which it shares.
+    """A language model around a loaded model, which it shares.
 
     Raises:
-        AnalysisError: it is none, see :func:`lacks_head`, or its head is not at hand.
+        AnalysisError: there is none, see :func:`lacks_head`, or its head is not available.
     """
     if reason := lacks_head(loaded, objective):
         raise AnalysisError(f"{loaded.name}: {reason}")
@@ -400,12 +400,12 @@ def _head(loaded: LoadedModel, made: type) -> transformers.PreTrainedModel:
 def _untrained(
     config: transformers.PreTrainedConfig, dtype: str, seed: int, made: type | None = None
 ) -> transformers.PreTrainedModel:
-    """A model with random weights; without its head, unless it is of a class that has one."""
+    """A model with random weights; without its head, unless its class has one."""
     with ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = made or model_class(config)
         build = made.from_config if made is transformers.AutoModel else made._from_config
-        # In single precision first, so that all precisions hold the same weights.
+        # First in single precision, so that all precisions have the same weights.
         model = build(config, dtype=torch.float32)
     return model.to(getattr(torch, dtype))
 
@@ -443,14 +443,15 @@ def read_processor(
     """The tokenizer, image processor or feature extractor of the first folder that has one.
 
     Args:
-        name: of the model, for errors.
-        folders: to look in, in order.
-        kind: of the input, ``text``, ``image`` or ``audio``.
-        config: of the model, whose type decides on the tokenizer where the folder does not.
+        name: the name of the model, for errors.
+        folders: the folders to search, in order.
+        kind: the kind of input, ``text``, ``image`` or ``audio``.
+        config: the configuration of the model, whose type decides on the tokenizer if the folder
+            does not.
     """
     folder = next((folder for folder in folders if has_processor(folder, kind)), None)
     if folder is None and kind == "text":
-        # Without files, transformers would make up a tokenizer that knows no word.
+        # Without files, transformers would make a tokenizer that knows no word.
         raise AnalysisError(
             f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained, "
             "or give another one (--tokenizer)"
@@ -470,16 +471,16 @@ def read_processor(
 
 
 def _states_type(folder: Path) -> bool:
-    """Whether a folder names the type of its model, and so of its tokenizer."""
+    """Whether a folder names the type of its model, and thereby of its tokenizer."""
     path = folder / "config.json"
     return not path.is_file() or "model_type" in json.loads(path.read_text(encoding="utf-8"))
 
 
 def refuse_unloadable(names: Iterable[str]) -> None:
-    """Refuse those of several models that are not there, or whose files are damaged, all at once.
+    """Check that several models exist and that their files are not damaged.
 
     Raises:
-        AnalysisError: what is wrong with each of them.
+        AnalysisError: the defects of all of them, in one message.
     """
     faults = []
     for name in dict.fromkeys(names):
@@ -521,10 +522,11 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
 
 
 def _refuse_ignored_positions(name: str, settings: dict, model_type: str) -> None:
-    """Refuse a kind of position embeddings that transformers ignores: other vectors would result.
+    """Raise an AnalysisError for position embeddings that transformers ignores.
 
-    ESM-2 (rotary), Granite (rope, nope) and DETR (sine, learned) declare the setting. The relative
-    positions of BERT and its kin are no longer computed by any of them.
+    Vectors would be wrong. ESM-2 (rotary), Granite (rope, nope) and DETR (sine, learned) declare
+    the setting. The relative positions of BERT and its relatives are no longer computed by any of
+    them.
     """
     kind = settings.get("position_embedding_type") or "absolute"
     is_declared = hasattr(CONFIGS[model_type], "position_embedding_type")

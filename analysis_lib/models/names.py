@@ -1,4 +1,4 @@
-"""The name of a model, the models known by name, and what they are called in figures."""
+"""Names of models, models known by name, and their titles in figures."""
 
 import csv
 import itertools
@@ -17,7 +17,7 @@ from analysis_lib.corpora.sharing import path_to_share
 from analysis_lib.errors import AnalysisError, shown
 
 UNTRAINED, SEED, PART, DTYPE = ":untrained", "@seed=", "@part=", "@dtype="
-# Every random number generator accepts this many digits.
+# All random number generators accept seeds of this length.
 SEEDS = re.compile("[0-9]{1,18}")
 # In letters: a longer entry would make a legend wider than its figure.
 LONGEST_TITLE = 48
@@ -25,18 +25,18 @@ LONGEST_TITLE = 48
 
 @dataclass(frozen=True)
 class ModelName:
-    """A name as ``load_model`` takes it: ``BASE+ADAPTER@part=PATH:untrained@seed=N@dtype=TYPE``.
+    """A parsed name of a model: ``BASE+ADAPTER@part=PATH:untrained@seed=N@dtype=TYPE``.
 
     Only the base is required, and ``str`` gives the text that was parsed.
 
     Attributes:
-        base: a known model, a folder or a hub id. Settings of a recipe are a part of it, as in
+        base: a known model, a folder or a hub id, including the settings of a recipe, as in
             ``digits-vit@steps=50``.
         adapter: the folder or hub id of an adapter for it.
-        part: the path of the part that is measured alone; empty for the whole.
-        untrained: whether its weights are the random ones that training starts from.
-        seed: of these weights, if the name has one.
-        dtype: the precision, if the name has one.
+        part: the path of the part to measure; empty for the whole model.
+        untrained: whether its weights are random, as training would start from them.
+        seed: the seed of these weights, if given.
+        dtype: the precision, if given.
     """
 
     base: str
@@ -57,7 +57,8 @@ class ModelName:
         ('own/clip', 'vision_model', True, 3, 'bfloat16')
 
         Raises:
-            AnalysisError: it is no text, its seed is no number, or the path of the part is missing.
+            AnalysisError: the name is not a text, its seed not a number, or the path of the part is
+                missing.
         """
         if not isinstance(text, str):
             raise AnalysisError(f"the name of a model is {shown(text)}: give a text")
@@ -94,12 +95,12 @@ class ModelName:
 
     @property
     def without_dtype(self) -> str:
-        """The same name, as text, in no particular precision."""
+        """The same name without its precision, as text."""
         return str(replace(self, dtype=None))
 
     @property
     def trained(self) -> str:
-        """The trained model of an untrained one, as text, in no particular precision."""
+        """The name of the trained model behind an untrained one, without precision, as text."""
         return str(replace(self, untrained=False, seed=None, dtype=None))
 
     @property
@@ -114,7 +115,7 @@ def _without_dtype(text: str) -> tuple[str, str | None]:
 
 
 def _without_seed(text: str) -> tuple[str, bool, int | None]:
-    """A name without ``:untrained``, whether it ended so, and the seed after that."""
+    """A name without ``:untrained``, whether it had that ending, and the seed after it."""
     rest, is_seeded, seed = text.partition(f"{UNTRAINED}{SEED}")
     if not is_seeded:
         return text.removesuffix(UNTRAINED), text.endswith(UNTRAINED), None
@@ -130,14 +131,13 @@ class KnownModel:
     """A model known by name: in a pinned package, or on the hub at a pinned revision.
 
     Attributes:
-        description: what it is, in a few words.
+        description: a description in a few words.
         packages: the packages that hold it, in order.
-        form: how its weights lie there, see :mod:`~analysis_lib.models.conversion`.
-        repository: where it is on the hub.
-        revision: None where no revision could be pinned: the hub's current one is taken and
-            recorded in ``run.json``.
-        pickled: whether weights published only as a pickle are read, without running any code that
-            it may hold.
+        form: the format of its weights there, see :mod:`~analysis_lib.models.conversion`.
+        repository: its repository on the hub.
+        revision: the pinned revision; None if none could be pinned: the hub's current one is used
+            and recorded in ``run.json``.
+        pickled: whether weights that are published only as a pickle are read; no code in it runs.
     """
 
     description: str
@@ -165,14 +165,14 @@ def _read_known() -> dict[str, KnownModel]:
 
 
 MODELS = _read_known()
-# Seeds of the MultiBERTs whose intermediate checkpoints were published, and their steps in
-# thousands (Sellam et al. 2022, sec. 2).
+# Seeds of the MultiBERTs with published intermediate checkpoints, and their steps in thousands
+# (Sellam et al. 2022, sec. 2).
 MULTIBERTS_SEEDS = range(5)
 MULTIBERTS_STEPS = (*range(0, 201, 20), *range(300, 2001, 100))
 
 
 def multibert(seed: int | str, step: int | str) -> str:
-    """The name of one of the MultiBERTs, after so many thousand steps.
+    """The name of one of the MultiBERTs after ``step`` thousand steps.
 
     >>> multibert(0, 20)
     'multiberts-seed_0-step_20k'
@@ -188,14 +188,15 @@ for _seed, _step in itertools.product(MULTIBERTS_SEEDS, MULTIBERTS_STEPS):
 
 @dataclass(frozen=True)
 class Maker:
-    """Models that another package makes when they are first used, by name.
+    """Models that another package makes on first use, by name.
 
     Attributes:
-        descriptions: a line on each model, by name, for the list of known models.
-        makes: whether a name, with settings as in ``digits-vit@steps=50``, is one of its models.
-        folder: the folder of a model, which is made first where it is not there yet.
-        identity: a short text that changes when that model would; makes nothing.
-        architecture: its ``model_type``, as transformers names it; makes nothing.
+        descriptions: a line about each model, by name, for the list of known models.
+        makes: tells whether a name, with settings as in ``digits-vit@steps=50``, is one of its
+            models.
+        folder: returns the folder of a model, which is made first if it does not exist.
+        identity: returns a short text that changes with the model, without making it.
+        architecture: returns the model's ``model_type`` in transformers, without making it.
     """
 
     descriptions: Mapping[str, str]
@@ -207,26 +208,24 @@ class Maker:
 
 @cache
 def _makers() -> list[Maker]:
-    """Those of the packages that are installed: the entry points of the group
-    ``analysis_lib.models``.
-    """
+    """The makers of installed packages: entry points of the group ``analysis_lib.models``."""
     return [point.load() for point in entry_points(group="analysis_lib.models")]
 
 
 def maker_of(base: str) -> Maker | None:
-    """The package that makes a model of this name when it is used; None for other names."""
+    """The package that makes a model of this name on first use; None for other names."""
     return next((maker for maker in _makers() if maker.makes(base)), None)
 
 
 def architecture_to_make(name: str) -> str | None:
-    """The ``model_type`` of a model that is made when it is used; None for other models."""
+    """The ``model_type`` of a model that is made on first use; None for other models."""
     base = ModelName.parse(name).base
     maker = maker_of(base)
     return None if maker is None else maker.architecture(base)
 
 
 def known_models() -> dict[str, str]:
-    """Name and description of every model known by name; those of the MultiBERTs are one line."""
+    """Name and description of every model known by name; the MultiBERTs share one line."""
     bundled = {}
     on_hub = {}
     for name, known in MODELS.items():
@@ -249,16 +248,15 @@ def known_models() -> dict[str, str]:
 
 
 def known_model(base: str) -> KnownModel | None:
-    """The entry of a name in the lists of this module."""
+    """The entry of a name in the list of known models."""
     return MODELS.get(base) or MULTIBERTS.get(base)
 
 
 def title(name: str) -> str:
-    """The label of a model in figures and sentences: its proper name, or the end of a path or hub
-    id.
+    """Label of a model in figures and sentences: its proper name, or the end of a path or hub id.
 
-    Matplotlib leaves labels that begin with ``_`` out of a legend, and typesets text between two
-    ``$`` as mathematics.
+    Characters that Matplotlib treats specially are avoided: it leaves labels that begin with ``_``
+    out of a legend, and typesets text between two ``$`` as mathematics.
 
     >>> names = "minilm", "models/bert$1", "own/_gpt", "google/canine-c:untrained"
     >>> tuple(map(title, names))
@@ -301,9 +299,9 @@ def _path_parts(path: str) -> list[str]:
 
 
 def names_to_share(names: Iterable[str]) -> list[str]:
-    """Models as pages that leave this machine name them: their folders without the path to them.
+    """Names of models for pages that leave this machine: folders without the path to them.
 
-    Folders that would end alike keep as many of their last parts as tell them apart.
+    If folders would get the same name, they keep as many parts of their path as needed.
 
     >>> names = ["minilm", "/home/someone/bert@dtype=bfloat16", "/data/a/gpt", "/data/b/gpt"]
     >>> names_to_share(names)
@@ -320,7 +318,7 @@ def names_to_share(names: Iterable[str]) -> list[str]:
 
 
 def _name_to_share(name: str, parts: int) -> str:
-    """A name whose folders have at most so many parts, unless they lie below the current one."""
+    """A name with at most ``parts`` parts per folder, unless it is below the current folder."""
     for folder in filter(None, ModelName.parse(name).folders):
         if path_to_share(folder) != folder:
             name = name.replace(folder, "/".join(Path(folder).parts[-parts:]).lstrip("/"), 1)

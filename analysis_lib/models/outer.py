@@ -1,6 +1,4 @@
-"""The outermost model that a user has: it is what runs in a pass, and its body is listened to
-inside it.
-"""
+"""The outermost model of a user: it is what runs in a pass, and its body is captured inside it."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -14,7 +12,7 @@ from analysis_lib.errors import AnalysisError
 
 
 class Answer(NamedTuple):
-    """What one pass gives: what the body gives out, and what the outermost model makes of it."""
+    """The outputs of one pass: that of the body, and that of the outermost model."""
 
     body: ModelOutput
     outer: object
@@ -30,9 +28,9 @@ def answer(
     """One pass of the outermost model.
 
     Args:
-        name: of the model, for errors.
+        name: the name of the model, for errors.
         body: the model that is measured, inside ``outer``.
-        outer: what is called.
+        outer: the model that is called.
         inputs: the arguments, by name.
         predicting: whether the predictions of all tokens are needed.
 
@@ -62,9 +60,7 @@ def answer(
 def _body_output(
     name: str, body: PreTrainedModel, outer: nn.Module, outputs: list[tuple[nn.Module, ModelOutput]]
 ) -> ModelOutput:
-    """What the body gives out; where a head calls the parts of its body one by one, what these
-    give.
-    """
+    """The output of the body, or of its parts if a head calls them one by one."""
     ran = [module for module, _ in outputs]
     # A body that runs as a whole ends last.
     last = body if body in ran or not ran else ran[-1]
@@ -85,13 +81,13 @@ def _body_output(
 def _accepted(
     outer: nn.Module, inputs: Mapping[str, object], predicting: bool
 ) -> dict[str, object]:
-    """The arguments that a model takes, by name, as ``transformers.Trainer`` chooses them."""
+    """The arguments that a model accepts, by name, as ``transformers.Trainer`` selects them."""
     taken = parameters_of(outer)
     accepted = {name: value for name, value in inputs.items() if name in taken or takes_all(taken)}
     base = outer.get_base_model() if hasattr(outer, "get_base_model") else outer
     if not predicting and "logits_to_keep" in parameters_of(base):
-        # Over a large vocabulary, the predictions of all tokens would take more memory than all
-        # else.
+        # Over a large vocabulary, the predictions of all tokens would need more memory than all the
+        # rest.
         accepted["logits_to_keep"] = 1
     return accepted
 
@@ -107,7 +103,7 @@ def takes_all(taken: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def is_plain_head(body: PreTrainedModel, outer: nn.Module) -> bool:
-    """Whether all that stands around a body is code of transformers, without hooks."""
+    """Whether all modules around a body are code of transformers, without hooks."""
     return all(
         type(module).__module__.startswith("transformers.")
         and not module._forward_hooks
@@ -118,7 +114,7 @@ def is_plain_head(body: PreTrainedModel, outer: nn.Module) -> bool:
 
 
 def _around(body: PreTrainedModel, outer: nn.Module) -> Iterator[nn.Module]:
-    """The modules that hold a body, or parts of it."""
+    """The modules that contain a body, or parts of it."""
     inside = {*body.modules()}
     for module in outer.modules():
         if module not in inside and not inside.isdisjoint(module.modules()):
@@ -126,6 +122,6 @@ def _around(body: PreTrainedModel, outer: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_activated_by_tokens(outer: nn.Module) -> bool:
-    """Whether it has an adapter (activated LoRA) that acts from some tokens of a text on."""
+    """Whether a model has an adapter that acts from some tokens on (activated LoRA)."""
     settings = getattr(outer, "peft_config", None) or {}
     return any(getattr(each, "alora_invocation_tokens", None) for each in settings.values())

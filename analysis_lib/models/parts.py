@@ -1,7 +1,7 @@
-"""Where a model keeps its blocks, its attention and its keys, and the architectures that cannot say
-so themselves.
+"""The parts of a model: its blocks, their attention and their keys.
 
-These are the entries of ``data/architectures.yml``; ``layouts`` finds what all others show.
+``data/architectures.yml`` lists the architectures whose parts a trace cannot find; ``layouts``
+finds those of all others.
 """
 
 import re
@@ -14,12 +14,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_MAPPING_NAMES
 from analysis_lib.errors import AnalysisError
 from analysis_lib.files import entries
 
-# The name that most models give the function that rotates queries and keys.
+# Function that rotates queries and keys in most models.
 ROTATION = "apply_rotary_pos_emb"
-# Those whose texts are padded to their length, with nothing that masks the padding: so they were
-# trained, and so their documentation says that they are to be used.
+# Models whose texts are padded to the model's length without masking the padding: they were trained
+# in this way, and their documentation asks for it.
 PADDED_TEXTS = frozenset({"siglip_text_model", "siglip2_text_model"})
-# By a part of the name of a setting, its largest value.
+# Largest value of a setting, by a part of its name.
 MOST = {"layers": 10_000, "num_labels": 1_000_000}
 
 
@@ -29,34 +29,34 @@ class Attention:
 
     Attributes:
         module: its path below the block.
-        key: the path, below that module, of what projects keys; what it reads is the attention
-            input. None where that is not known.
-        fused: how one projection holds more than keys: ``stacked`` (all queries, then all keys,
-            then all values), ``by_head`` (the queries that share a key, that key and its value side
-            by side), ``before_values`` (all keys, then all values), or None where keys have their
-            own.
-        key_norm: the path of the norm that keys go through before they are rotated.
+        key: the path, below that module, of the projection of keys; its input is the attention
+            input. None if it is not known.
+        fused: the layout of a projection that gives more than keys: ``stacked`` (all queries, then
+            all keys, then all values), ``by_head`` (the queries that share a key, that key and its
+            value side by side), ``before_values`` (all keys, then all values), or None if keys have
+            a projection of their own.
+        key_norm: the path of the norm of keys.
         heads_first: whether that norm reads heads before tokens.
-        rotary: how many dimensions of a key each angle that the module is given stands for; 0 where
-            keys are not rotated.
-        centred: whether that norm takes the mean off, as a LayerNorm does, and not the root mean
-            square alone.
+        rotary: the number of dimensions of a key for each angle passed to the module; 0 if keys are
+            not rotated.
+        centred: whether that norm subtracts the mean, as a LayerNorm does, unlike a
+            root-mean-square norm.
         norm_last: whether keys are rotated before that norm.
         rotation: the function that rotates them, in the source of the module.
         tokens_first: whether that function reads tokens before heads.
-        latent: of latent attention, the paths of the norm and of the projection that make the first
-            dimensions of all keys from the first numbers that ``key`` gives. The others are one key
-            that all heads share, for their further dimensions.
-        tiled: how many times the heads of keys are repeated, all of them each time.
+        latent: in latent attention, the paths of the norm and of the projection that make the first
+            dimensions of all keys from the first outputs of ``key``. The other outputs are one key
+            that all heads share, for the further dimensions.
+        tiled: the number of times that the heads of keys are repeated as a whole.
         factor: the attribute of the module by which keys are multiplied last.
-        query: the path of the query projection. Set only where the module does not call the
-            attention interface, as are the next four.
+        query: the path of the query projection. It and the next four are set only if the module
+            does not call the attention interface.
         value: the path of the value projection.
         weights: the path of the dropout that the attention weights pass through.
         heads: the attribute that holds the number of heads.
-        seen: the argument, added to scores, or else the attribute, that says which keys a query
-            sees if not all.
-        own: whether the module computes attention by itself, which is known by its softmax.
+        seen: the argument that is added to scores to hide keys, or else the attribute that marks
+            visible keys; None if queries see all keys.
+        own: whether the module computes attention by itself, which shows in its softmax.
     """
 
     module: str
@@ -81,7 +81,7 @@ class Attention:
 
     @property
     def hooked(self) -> bool:
-        """Whether it is reached by hooks, not by the attention interface."""
+        """Whether its attention is captured by hooks, not by the attention interface."""
         return self.weights is not None
 
 
@@ -91,22 +91,21 @@ class Stack:
 
     Attributes:
         blocks: their path below the model; ``*`` stands for an index.
-        attention: None where blocks have none.
-        name: what the stack is called where a model has several.
-        tokens: what its vectors stand for: ``text``, ``shifted`` (a decoder's text), ``patches``,
-            ``frames``, ``windows`` (a sound padded with silence), or CANINE's ``molecules`` and
-            MANTa's ``blocks``.
+        attention: the attention of the blocks; None if they have none.
+        name: the name of the stack in a model with several.
+        tokens: the kind of tokens behind its vectors: ``text``, ``shifted`` (a decoder's text),
+            ``patches``, ``frames``, ``windows`` (a sound padded with silence), or CANINE's
+            ``molecules`` and MANTa's ``blocks``.
         amended: the path of a module that changes the output of the first block before the second
-            reads it, where the model has one.
-        each: the attention of each block, where they differ, as in hybrids.
-        cross: the attention of each block to another stack, whose outputs its keys are made from.
-        further: the further attentions of each block to its own tokens, in order, where it has
-            several.
-        padded: whether the model pads its vectors behind those of its tokens, which its hidden
+            one reads it, if there is one.
+        each: the attention of each block if blocks differ, as in hybrids.
+        cross: the cross-attention of each block, whose keys are made from the output of another
+            stack.
+        further: the further self-attentions of each block, in order, if it has several.
+        padded: whether the model pads its vectors after those of its tokens, which its hidden
             states leave out.
-        tokens_first: whether its blocks read and give token x utterance x width.
-        unused: the paths of blocks that are not run, such as those that read an image beside a
-            text.
+        tokens_first: whether its blocks read and return token x utterance x width.
+        unused: the paths of blocks that do not run, such as those that read an image beside a text.
     """
 
     blocks: str
@@ -133,19 +132,18 @@ class Stack:
 
 @dataclass(frozen=True)
 class Layout:
-    """One architecture.
+    """The layout of one architecture.
 
     Attributes:
-        stacks: in the order in which they run.
-        kind: what it reads: ``text``, ``image`` or ``audio``.
+        stacks: its stacks, in the order in which they run.
+        kind: the kind of input: ``text``, ``image`` or ``audio``.
         part: the path of the part of the model that is measured; empty for all of it.
-        equal_lengths: whether padding would change what it computes, so that a batch holds one
-            length only.
-        class_tokens: how many tokens stand before the patches of an image.
-        maps: whether a hidden state is a map of features over an image, as in convolutional
-            networks.
+        equal_lengths: whether padding would change what it computes, so that a batch must hold
+            items of one length.
+        class_tokens: the number of tokens before the patches of an image.
+        maps: whether a hidden state is a feature map of an image, as in convolutional networks.
         uncaptured: the paths of modules whose attention is not captured.
-        listed: whether an entry says so; else the model did, by what it does with an example.
+        listed: whether the layout is an entry of the list; otherwise it was found by a trace.
     """
 
     stacks: tuple[Stack, ...]
@@ -181,13 +179,14 @@ MODEL_LAYOUTS = entries("architectures.yml", _layout)
 
 
 def listed_layout(model_type: str, part: str = "") -> Layout | None:
-    """The entry of an architecture, or of a part of it that is read with the rest."""
+    """The listed layout of an architecture, or of a part of it that is read with the rest."""
     return MODEL_LAYOUTS.get(f"{model_type}@{part}") or MODEL_LAYOUTS.get(model_type)
 
 
 def expected_layout(model_type: str) -> Layout:
-    """Layout assumed before loading; unlisted types are taken to have attention and no feature
-    maps.
+    """Layout assumed before loading.
+
+    Unlisted types are taken to have attention and no feature maps.
     """
     if listed := MODEL_LAYOUTS.get(model_type):
         return listed
@@ -196,9 +195,7 @@ def expected_layout(model_type: str) -> Layout:
 
 
 def refuse_too_large(name: str, settings: Mapping[str, object]) -> None:
-    """Refuse sizes of a configuration that would take minutes, and all memory, before it is known
-    what they make.
-    """
+    """Raise an AnalysisError for sizes in a configuration that would take all time and memory."""
     for setting, value in settings.items():
         for part, most in MOST.items():
             if part in setting and isinstance(value, int | float) and value > most:
@@ -206,7 +203,5 @@ def refuse_too_large(name: str, settings: Mapping[str, object]) -> None:
 
 
 def is_encoder_alone(config: PreTrainedConfig) -> bool:
-    """Whether these are the sizes of the encoder of an encoder-decoder, such as a
-    ``T5EncoderModel``.
-    """
+    """Whether a configuration is that of an encoder alone, such as a ``T5EncoderModel``."""
     return any(architecture.endswith("EncoderModel") for architecture in config.architectures or ())

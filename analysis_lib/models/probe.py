@@ -1,6 +1,4 @@
-"""One pass of a model over a short example: what every module reads and returns, and where it
-attends.
-"""
+"""A traced pass of a model over a short example: inputs and outputs of modules, and attention."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,11 +17,11 @@ from analysis_lib.models.calls import arguments_of, first_of_call, first_vectors
 from analysis_lib.models.devices import device_of, embedded_words, without_gradients
 from analysis_lib.models.factors import AttentionSeen, OwnAttention
 
-# The name under which the attention function of a probe is registered.
+# Name under which the attention function of a probe is registered.
 PROBE = "analysis_lib_probe"
-# Tokens of an example; a prime number, so that padding to a window is noticed.
+# Number of tokens of an example; a prime number, so that padding to a window is noticed.
 TOKENS = 13
-# The attribute by which transformers marks a model whose hooks collect hidden states.
+# Attribute by which transformers marks a model whose hooks collect hidden states.
 _MARK = "_output_capturing_hooks_installed"
 KINDS = {
     "input_ids": "text",
@@ -31,7 +29,7 @@ KINDS = {
     "input_values": "audio",
     "input_features": "audio",
 }
-# How far two tensors that are computed in different ways may differ, as a share of the largest
+# Largest difference between two tensors computed in different ways, as a share of the largest
 # number.
 ROUNDING = 1e-3
 
@@ -45,7 +43,7 @@ def same(tensor: Tensor | None, other: Tensor) -> bool:
 
 
 def identical(tensor: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors are equal, number by number."""
+    """Whether two tensors are equal in every number."""
     if tensor is None or other is None:
         return False
     return tensor.shape == other.shape and torch.equal(tensor, other)
@@ -55,9 +53,9 @@ def identical(tensor: Tensor | None, other: Tensor | None) -> bool:
 
 
 def kind_of(model: type[PreTrainedModel] | PreTrainedModel) -> str:
-    """What a model reads: ``text``, ``image`` or ``audio``."""
+    """Kind of a model's input: ``text``, ``image`` or ``audio``."""
     made = model if isinstance(model, type) else type(model)
-    # A part of a model may name the main input of the whole.
+    # A part of a model may declare the main input of the whole.
     _, first, *_ = signature_of(made).parameters
     return KINDS.get(first) or KINDS.get(model.main_input_name, "text")
 
@@ -68,9 +66,7 @@ def is_encoder_decoder(model: PreTrainedModel) -> bool:
 
 
 def example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor | bool]:
-    """A short input: a few tokens, or what the processor of a model makes of an image or a
-    sound.
-    """
+    """A short input: a few tokens, or the processor's output for an image or a sound."""
     kind = kind_of(model)
     if kind == "text":
         made = _some_tokens(model)
@@ -122,9 +118,7 @@ def _some_tokens(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @dataclass(eq=False)
 class Call:
-    """One attention: a call of transformers' interface, or (``own``) what a module computed by
-    itself.
-    """
+    """One attention: a call of transformers' interface, or (``own``) the module's own code."""
 
     module: nn.Module
     query: Tensor
@@ -134,9 +128,7 @@ class Call:
 
 @dataclass(eq=False)
 class Run:
-    """One run of a module: what it read and returned, and the range of the attention calls inside
-    it.
-    """
+    """One run of a module: its input and output, and the range of the attention calls inside it."""
 
     read: Tensor | None
     arguments: dict[str, object]
@@ -146,15 +138,15 @@ class Run:
 
 @dataclass(eq=False)
 class Trace:
-    """What happened in a pass of a model.
+    """Record of a pass of a model.
 
     Attributes:
         model: the model.
         inputs: the arguments of the pass.
-        runs: of every module, in the order in which they first ran.
+        runs: the runs of every module, in the order in which modules first ran.
         calls: the attentions whose queries and keys are known, in order.
         softmaxes: the modules that took a softmax of products.
-        output: of the model.
+        output: the output of the model.
     """
 
     model: PreTrainedModel
@@ -183,22 +175,22 @@ class Trace:
         return [states for states in named if _are_tensors(states)]
 
     def read(self, module: nn.Module) -> Tensor | None:
-        """What a module read when it first ran."""
+        """Input of a module when it first ran."""
         return self.runs[module][0].read
 
     def returned(self, module: nn.Module) -> Tensor | None:
-        """What a module returned when it last ran."""
+        """Output of a module when it last ran."""
         return self.runs[module][-1].returned
 
     def begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """A forward pre-hook of every module."""
+        """Record the start of a module: a forward pre-hook."""
         run = Run(first_of_call(args, kwargs), arguments_of(module, args, kwargs))
         run.calls = range(len(self.calls), len(self.calls))
         self.runs.setdefault(module, []).append(run)
         self._running.append(module)
 
     def end(self, module: nn.Module, _args: tuple, output: object) -> None:
-        """A forward hook of every module."""
+        """Record the end of a module: a forward hook."""
         run = self.runs[module][-1]
         run.returned = first_vectors(output)
         run.calls = range(run.calls.start, len(self.calls))
@@ -220,8 +212,9 @@ def _are_tensors(states: object) -> bool:
 
 
 def traced(model: PreTrainedModel, inputs: Mapping[str, object], **options: object) -> Trace:
-    """One pass of a model; attention through transformers' interface is seen inside
-    :func:`probed`.
+    """Trace of one pass of a model.
+
+    Attention through transformers' interface is recorded only inside :func:`probed`.
     """
     trace = Trace(model, inputs)
     with ExitStack() as undo:
@@ -236,11 +229,11 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, object], **options: obje
 
 
 def traced_with_hidden_states(model: PreTrainedModel, inputs: Mapping[str, object]) -> Trace:
-    """One pass in which a model returns its hidden states, if it can."""
+    """Trace of one pass in which a model returns its hidden states, if it can."""
     with _without_new_hooks(model):
         try:
             return traced(model, inputs, output_hidden_states=True)
-        except Exception:  # Any model may fail in a way of its own.
+        except Exception:  # Models fail in many ways.
             return traced(model, inputs)
 
 
@@ -270,7 +263,7 @@ AttentionMaskInterface.register(PROBE, sdpa_mask)
 
 @contextmanager
 def probed(model: PreTrainedModel) -> Iterator[None]:
-    """Inside it a model runs with the attention function of a probe, if it can be given one."""
+    """A context in which a model runs with the attention function of a probe, if it accepts one."""
     before = model.config._attn_implementation
     with suppress(ValueError):
         model.set_attn_implementation(PROBE)
@@ -282,7 +275,7 @@ def probed(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _without_new_hooks(model: nn.Module) -> Iterator[None]:
-    """Remove afterwards the hooks that transformers adds to a model to collect hidden states."""
+    """A context that removes the hooks added by transformers to collect hidden states."""
     before = {module: {*module._forward_hooks} for module in model.modules()}
     unmarked = [module for module in before if not hasattr(module, _MARK)]
     try:
@@ -297,8 +290,9 @@ def _without_new_hooks(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Inside it a model is in evaluation mode, not compiled, and returns named outputs; then it is
-    as before.
+    """A context in which a model is in evaluation mode, not compiled, and returns named outputs.
+
+    On leaving it, the model is as before.
     """
     with ExitStack() as undo:
         modules = [*model.modules()]
@@ -308,7 +302,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
             config = getattr(module, "config", None)
             if getattr(config, "return_dict", True) is False:
                 _set(undo, config, return_dict=True)
-        # In float64, mixtures of experts have no fast implementation.
+        # Mixtures of experts have no fast implementation in float64.
         doubles = (
             part
             for part in modules

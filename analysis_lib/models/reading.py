@@ -1,5 +1,6 @@
-"""Around code of other libraries that reads a model's folder: nothing but the folder, and each
-defect in one line.
+"""Calls of other libraries that read a model's folder.
+
+They read nothing but the folder, and each defect becomes an error of one line.
 """
 
 import json
@@ -16,27 +17,26 @@ import transformers
 from analysis_lib import files
 from analysis_lib.errors import AnalysisError, what_failed
 
-# Of every call that reads files: nothing from elsewhere, and no code that lies beside the weights.
+# Arguments of all calls that read files: nothing is downloaded, and no code beside the weights
+# runs.
 LOCALLY = {"local_files_only": True, "trust_remote_code": False}
 
-# transformers switches parts of itself off while it builds a model, and two threads at once (as in
-# a Dask worker) leave them off: the next model with tied weights would lack some.
+# transformers switches parts of itself off while it builds a model; two threads at once (as in a
+# Dask worker) would leave them off, and the next model with tied weights would lack some.
 ALONE = threading.Lock()
 
 
 @contextmanager
 def reading(fault: str, folder: Path) -> Iterator[None]:
-    """Around code of other libraries that reads a model: their errors become one line, on a defect
-    of the folder.
+    """A context for code of other libraries that reads a model: their errors become one line.
 
-    This is the one border at which errors of transformers, safetensors, tokenizers and peft are
-    translated.
+    This is the only place that translates errors of transformers, safetensors, tokenizers and peft.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
     for path in folder.iterdir():
-        # A pipe would be waited for for ever.
+        # Reading from a pipe would wait forever.
         if not path.is_file() and not path.is_dir():
             raise AnalysisError(
                 f"{path} is no regular file, or leads nowhere: copy the model again"
@@ -53,7 +53,9 @@ def reading(fault: str, folder: Path) -> Iterator[None]:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Name the file of a model's folder that cannot be read; other libraries may not.
+    """Raise an AnalysisError that names a damaged file of a model's folder.
+
+    Other libraries may not name it.
 
     Raises:
         AnalysisError: there is one.

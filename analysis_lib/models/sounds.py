@@ -1,8 +1,7 @@
-"""What a processor makes of a sound that is shorter or longer than the model reads at once, and
-what vectors stand for.
+"""Windows of sound processors, and the stretch of sound behind each vector.
 
 Some processors, such as those of Whisper and AST, pad every sound to one length and cut it there,
-without a warning. Giving them sounds shows what they do; names of models play no part.
+without a warning. Test sounds reveal this; names of models play no part.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,25 +21,25 @@ from analysis_lib.models.devices import device_of
 from analysis_lib.models.loaded import LoadedModel
 from analysis_lib.models.probe import evaluated
 
-# In seconds: two sounds that every processor reads, and of which the second has so many frames more
-# that the time between two frames follows.
+# Two lengths of sound, in seconds, that every processor reads; the second gives enough further
+# frames to find the time between two frames.
 SHORT, LONGER = 0.1, 0.2
-# What is added to frames to see which vectors change, in any precision.
+# Change of frames that shows in any precision which vectors depend on them.
 CHANGE = 16.0
-# The steps of models that are in use.
+# Cached steps of models in use.
 _KNOWN: "WeakKeyDictionary[LoadedModel, Steps | None]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Window:
-    """The one length to which a processor brings all sounds.
+    """The fixed length to which a processor pads and cuts all sounds.
 
     Attributes:
-        frames: how many numbers, or steps of a spectrogram, it makes of a sound.
-        axis: along which they lie.
-        hop: how many samples lie between the beginnings of two of them.
-        least: how many samples of a sound, from its beginning on, make a frame; with fewer, padding
-            stands there.
+        frames: the number of samples, or of steps of a spectrogram, in its output.
+        axis: their axis.
+        hop: the number of samples between the starts of two frames.
+        least: the number of samples that a frame needs, from its start; with fewer there is
+            padding.
     """
 
     frames: int
@@ -50,16 +49,15 @@ class Window:
 
     @property
     def samples(self) -> int:
-        """How many samples of a sound fill the window."""
+        """Number of samples of a sound that fill the window."""
         return self.frames * self.hop
 
 
 @lru_cache(maxsize=16)
 def window_of(processor: Callable) -> Window | None:
-    """The window of a processor; None where longer sounds give it more to read, or it repeats short
-    ones.
+    """The window of a processor; None if its output grows with a sound, or repeats short ones.
 
-    It pads with frames that are all alike, which those of noise are not.
+    It is recognised by its padding: frames that are all alike, unlike those of noise.
     """
     short = int(SHORT * processor.sampling_rate)
     longer = int(LONGER * processor.sampling_rate)
@@ -67,7 +65,7 @@ def window_of(processor: Callable) -> Window | None:
     try:
         first = _first(processor, noise[:short])
         second = _first(processor, noise)
-    except Exception:  # Whatever it meets; it says so when it is given a sound of the corpus.
+    except Exception:  # The processor reports its error again with a sound of the corpus.
         return None
     if first.shape != second.shape:
         return None
@@ -81,7 +79,7 @@ def window_of(processor: Callable) -> Window | None:
         hop = round((longer - short) / more)
     if count * hop >= short:
         return Window(first.shape[axis], axis, hop)
-    # The processor makes no frame of a rest of a sound that does not fill one.
+    # The processor makes no frame of an incomplete rest of a sound.
     too_few = (count - 1) * hop
     enough = short
     while enough - too_few > 1:
@@ -94,18 +92,18 @@ def window_of(processor: Callable) -> Window | None:
 
 
 def _first(processor: Callable, samples: np.ndarray) -> Tensor:
-    """The numbers, or the spectrogram, that a processor makes of a sound."""
+    """The samples, or the spectrogram, that a processor makes of a sound."""
     made = processor(samples, sampling_rate=processor.sampling_rate, return_tensors="pt")
     return torch.as_tensor(next(iter(made.values())))
 
 
 def _frames(values: Tensor, axis: int) -> int:
-    """How many slices there are before padding."""
+    """Number of slices before padding."""
     return values.shape[axis] - _padding(values, axis)
 
 
 def _padding(values: Tensor, axis: int) -> int:
-    """How many slices at the end are all the same."""
+    """Number of slices at the end that are all the same."""
     slices = values.transpose(0, axis).flatten(1)
     differs = (slices != slices[-1]).any(1).nonzero().flatten()
     if not len(differs):
@@ -115,15 +113,15 @@ def _padding(values: Tensor, axis: int) -> int:
 
 @dataclass(frozen=True)
 class Steps:
-    """With which sample of a window each vector begins.
+    """First sample of a window behind each vector.
 
     Attributes:
-        samples: from one step of time to the next.
-        rows: how many vectors begin together, one in each band of frequencies.
-        by_row: whether the vectors of a band follow one another, and not those that begin together.
-        leading: how many vectors before them stand for no stretch of the sound.
-        least: how many samples of the sound, from there on, a vector needs so as not to stand for
-            padding alone.
+        samples: the number of samples from one step of time to the next.
+        rows: the number of vectors per step, one for each band of frequencies.
+        by_row: whether vectors are ordered by band, then by step, and not the other way round.
+        leading: the number of vectors before them that stand for no stretch of the sound.
+        least: the number of samples that a vector needs, from its first sample on, to stand for
+            more than padding.
     """
 
     samples: int
@@ -133,7 +131,11 @@ class Steps:
     least: int = 1
 
     def padding(self, count: int, lengths: Int[Tensor, " sound"]) -> Bool[Tensor, "sound vector"]:
-        """Which of ``count`` vectors stand for padding alone, where sounds have so many samples."""
+        """True at those of ``count`` vectors that stand for padding alone, by sound.
+
+        Args:
+            lengths: the lengths of the sounds, in samples.
+        """
         indices = torch.arange(count - self.leading, device=lengths.device)
         per_row = max(1, len(indices) // self.rows)
         steps = indices % per_row if self.by_row else indices // self.rows
@@ -142,10 +144,10 @@ class Steps:
 
 
 def steps_of(loaded: LoadedModel) -> Steps | None:
-    """The steps of the vectors of a model whose processor has a window; None where it has none.
+    """The steps of the vectors of a model whose processor has a window; None without a window.
 
-    More and more of the first frames are changed, to see which vectors change that the first block
-    reads.
+    A growing number of the first frames is changed, to see which input vectors of the first block
+    change.
 
     Raises:
         AnalysisError: the vectors do not follow one another in time.
@@ -175,7 +177,7 @@ def _steps(loaded: LoadedModel, window: Window) -> Steps:
     def changing(count: int) -> list[int]:
         return (read(count) != plain).any(-1).nonzero().flatten().tolist()
 
-    # Another thread may be at its own pass.
+    # Another thread may be in a pass of its own.
     with loaded.lock, evaluated(loaded.model):
         plain = read(0)
         first = changing(1)
@@ -215,9 +217,7 @@ def _follow_evenly(vectors: Sequence[int], later: Sequence[int]) -> bool:
 
 
 def _more(changing: Callable[[int], list[int]], after: int, known: int, most: int) -> int | None:
-    """The least number of changed frames, above ``after``, that changes more than ``known``
-    vectors.
-    """
+    """Least number of changed frames, above ``after``, that changes more than ``known`` vectors."""
     low = after
     high = min(2 * after, most)
     while len(changing(high)) <= known:
@@ -235,11 +235,11 @@ def _more(changing: Callable[[int], list[int]], after: int, known: int, most: in
 
 
 class _Reached(Exception):
-    """The block has been reached, and no more need be computed."""
+    """Raised when the block has been reached, to end the pass."""
 
 
 def _read_by(model: nn.Module, block: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The vectors, vector x width, that a block reads first."""
+    """The first input vectors of a block, vector x width."""
     read = []
 
     def keep(_block: nn.Module, args: tuple, kwargs: dict) -> None:

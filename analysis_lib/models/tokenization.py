@@ -1,6 +1,4 @@
-"""Texts and pairs of texts as a model reads them: what its tokenizer gives, and which tokens it put
-around them.
-"""
+"""Texts and pairs of texts as a model reads them: tokens, with special tokens around them."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +14,9 @@ from torch import Tensor
 from analysis_lib.corpora import Pair
 from analysis_lib.errors import AnalysisError
 
-# Tokenising so many takes a minute.
+# Number of letters that take about a minute to tokenise.
 MANY_LETTERS = 5_000_000
-# How many letters of a text that is cut are tokenised at first, for each token that is read.
+# Letters of a text that are tokenised at first for each token to read, if the text is cut.
 LETTERS_PER_TOKEN = 16
 
 
@@ -35,12 +33,12 @@ Tokenizer = transformers.PreTrainedTokenizerBase | WordTokenizer
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text or a pair of texts, or a part of one, in tokens.
+    """The tokens of a text, of a pair of texts, or of a part of one.
 
     Attributes:
-        columns: what the model reads of each token, by the name of its argument: ``input_ids``, and
-            whatever else the tokenizer gives, such as ``token_type_ids``.
-        special: of each token, whether the tokenizer has put it around or between the texts. A
+        columns: the model's arguments with a value per token, by name: ``input_ids``, and others of
+            the tokenizer, such as ``token_type_ids``.
+        special: for each token, whether the tokenizer has put it around or between the texts. A
             special token that is spelt out in a text is a token of that text.
     """
 
@@ -57,23 +55,21 @@ class Encoded:
 
     @property
     def body(self) -> range:
-        """The indices between the special tokens that frame a text; the separator of a pair is
-        among them.
-        """
+        """Indices between the special tokens that frame a text, with the separator of a pair."""
         before, after = (
             len([*takewhile(bool, marks)]) for marks in (self.special, reversed(self.special))
         )
         return range(before, max(before, len(self) - after))
 
     def take(self, indices: Sequence[int]) -> "Encoded":
-        """Some of the tokens."""
+        """The tokens at some indices."""
         columns = {}
         for name, values in self.columns.items():
             columns[name] = [values[index] for index in indices]
         return Encoded(columns, [self.special[index] for index in indices])
 
     def windows(self, length: int) -> list["Encoded"]:
-        """The whole, framed anew in every ``length`` tokens; itself if it is no longer."""
+        """Windows of ``length`` tokens, each with its frame; a short text is one window."""
         if len(self) <= length:
             return [self]
         body = self.body
@@ -85,9 +81,7 @@ class Encoded:
         return [self.take([*before, *part, *after]) for part in parts]
 
     def beginning(self, length: int) -> "Encoded":
-        """The first ``length`` tokens with their frame; of a pair, the longer text loses its end
-        first.
-        """
+        """The first ``length`` tokens with their frame; in a pair, the longer text is cut first."""
         if len(self) <= length:
             return self
         runs: list[list[int]] = [[]]
@@ -113,14 +107,14 @@ class Encoded:
 def encoded(
     name: str, tokenizer: Tokenizer, texts: Sequence[str | Pair], length: int, cut: bool = False
 ) -> list[Encoded]:
-    """Texts, or pairs of texts, as the tokenizer gives them.
+    """The tokens of texts, or of pairs of texts.
 
     Args:
-        name: of the model, for errors.
-        length: how many tokens the model reads at once.
-        cut: whether no more than that is read of each, so that what comes long after need not be
-            tokenised: then ``beginning(length)`` is that of the whole, but what is given may end
-                before.
+        name: the name of the model, for errors.
+        length: the number of tokens that the model reads at once.
+        cut: whether only that many tokens of each text are needed, so that the end of a long text
+            need not be tokenised: ``beginning(length)`` is then the same, but the result may be
+            shorter.
 
     Raises:
         AnalysisError: the tokenizer cannot read a text, puts nothing between the texts of a pair,
@@ -141,7 +135,7 @@ def encoded(
         columns = dict(tokenizer(*sides, return_special_tokens_mask=True))
         alone = sum(tokenizer(sides[0][0], return_special_tokens_mask=True)["special_tokens_mask"])
     special = [[*map(bool, marks)] for marks in columns.pop("special_tokens_mask")]
-    # A mask of our own goes with the padding.
+    # :func:`padded` makes the attention mask.
     columns.pop("attention_mask", None)
     if pairs and sum(special[0]) <= alone:
         raise AnalysisError(
@@ -162,7 +156,7 @@ def encoded(
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Around a tokenizer: whatever fails there, in a language of its own, too, becomes one line."""
+    """A context for a tokenizer: any failure, also in Rust, becomes an error of one line."""
     try:
         yield
     except Exception as error:
@@ -173,20 +167,19 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def _long_enough(name: str, tokenizer: Tokenizer, text: str, length: int) -> str:
-    """A text, or so much of its beginning that the first ``length`` tokens are those of the whole.
+    """A text, or a beginning of it that has the same first ``length`` tokens.
 
-    Where a text ends changes how the last few of its tokens are made, and no others: as many again
-    are left after those that are read, and a word is not cut in two.
+    The end of a text affects only its last few tokens: the beginning has twice as many tokens as
+    are read, and no word is cut in two.
     """
     return _begun(name, tokenizer, text, 2 * length)
 
 
 def _long_enough_pair(name: str, tokenizer: Tokenizer, pair: Pair, length: int) -> Pair:
-    """A pair, or so much of the beginning of its texts that the first ``length`` tokens are those
-    of the whole.
+    """A pair, or the beginnings of its texts that give the same first ``length`` tokens.
 
-    Where both texts lose their ends, and there is room for an odd number of tokens, the longer one
-    has one more: then as much is tokenised as tells which one that is.
+    If both texts are cut and there is room for an odd number of tokens, the longer text gets one
+    more: then enough is tokenised to tell which text is longer.
     """
     least = 2 * length
     while True:
@@ -201,7 +194,7 @@ def _long_enough_pair(name: str, tokenizer: Tokenizer, pair: Pair, length: int) 
 
 
 def _is_room_odd(name: str, tokenizer: Tokenizer, pair: Pair, length: int) -> bool:
-    """Whether an odd number of the tokens that are read are of the texts."""
+    """Whether the texts have room for an odd number of tokens."""
     first, second = (text[:LETTERS_PER_TOKEN] for text in pair)
     with _readable(name):
         special = tokenizer(first, second, return_special_tokens_mask=True)["special_tokens_mask"]
@@ -222,7 +215,7 @@ def _begun(name: str, tokenizer: Tokenizer, text: str, least: int) -> str:
 
 
 def _count(name: str, tokenizer: Tokenizer, text: str) -> int:
-    """How many tokens a text has."""
+    """Number of tokens of a text."""
     with _readable(name):
         return len(tokenizer(text)["input_ids"])
 
@@ -231,8 +224,8 @@ def padded(texts: Sequence[Mapping[str, Sequence]], pad: int) -> dict[str, Tenso
     """The arguments of a model for texts that are padded to one length.
 
     Args:
-        texts: of each, what is read of its tokens, by the name of the argument.
-        pad: the id that stands after the end of a text; what else is read of its tokens is 0 there.
+        texts: for each text, the values of its tokens, by the name of the argument.
+        pad: the token id after the end of a text; other values are 0 there.
 
     Returns:
         By name, one row for each text; ``attention_mask`` is 1 at a token, 0 at padding.
@@ -242,7 +235,7 @@ def padded(texts: Sequence[Mapping[str, Sequence]], pad: int) -> dict[str, Tenso
     arguments = {}
     for name in texts[0]:
         parts = [text[name] for text in texts]
-        # Of all texts at once: a tensor of each takes as long as all else that is done here.
+        # All texts at once: a tensor for each would take as long as all the rest.
         values = (
             torch.cat(parts)
             if isinstance(parts[0], Tensor)

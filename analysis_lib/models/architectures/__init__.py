@@ -1,5 +1,4 @@
-"""Architectures that transformers lacks. Once this package is imported, its Auto classes load those
-that are here.
+"""Architectures that transformers lacks, registered with its Auto classes on import.
 
 No code from a model's repository is run. Each architecture keeps the names and shapes of its
 published weights. Others are plug-ins: an entry point of the group ``analysis_lib.architectures``

@@ -1,6 +1,4 @@
-"""EfficientNet-Lite: EfficientNet's inverted residual blocks without squeeze and excitation, with
-ReLU6.
-"""
+"""EfficientNet-Lite: EfficientNet's inverted residuals with ReLU6, no squeeze-and-excitation."""
 
 import math
 
@@ -31,8 +29,10 @@ class EfficientNetLiteConfig(PreTrainedConfig):
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution that pads as TensorFlow does: ceil(size / stride) positions, an odd one at the
-    end; no bias.
+    """A convolution without bias that pads as TensorFlow does.
+
+    It gives ceil(size / stride) positions; if the padding is odd, the additional zero is at the
+    end.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SameConv2d(nn.Conv2d):
 
 
 class EfficientNetLiteBlock(nn.Module):
-    """Expand, convolve each channel, project; added to the input where both have the same shape."""
+    """Expand, convolve each channel, project; with a residual connection if the shape is kept."""
 
     def __init__(
         self, channels: int, width: int, kernel: int, stride: int, expansion: int, eps: float
@@ -83,8 +83,7 @@ class EfficientNetLitePreTrainedModel(PreTrainedModel):
 
 
 class EfficientNetLiteModel(EfficientNetLitePreTrainedModel):
-    """An EfficientNet-Lite without its classifier; its blocks are ``_blocks.N``, in one row over
-    the stages.
+    """EfficientNet-Lite without its classifier; its blocks are ``_blocks.N``, through all stages.
 
     Names and shapes of its weights are those of the published state dictionaries
     (``efficientnet-lite0-57934424.pth``).
@@ -109,7 +108,7 @@ class EfficientNetLiteModel(EfficientNetLitePreTrainedModel):
                     EfficientNetLiteBlock(channels, width, kernel, stride, expansion, eps)
                 )
                 channels = width
-                # The first block of a stage alone makes the map smaller.
+                # Only the first block of a stage makes the map smaller.
                 stride = 1
         self._blocks = nn.ModuleList(blocks)
         self._conv_head = SameConv2d(channels, config.head_width, 1)
@@ -117,9 +116,7 @@ class EfficientNetLiteModel(EfficientNetLitePreTrainedModel):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Maps after the last convolution, [image, channel, height, width], and their mean over
-        positions.
-        """
+        """Feature maps, image x channel x height x width, and their means over positions."""
         maps = functional.relu6(self._bn0(self._conv_stem(pixel_values)))
         for block in self._blocks:
             maps = block(maps)

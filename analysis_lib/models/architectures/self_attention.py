@@ -1,6 +1,4 @@
-"""The classifier of Fosse et al. (2023, sec. 2.2): blocks of one full-width head, then a dense
-layer on [CLS].
-"""
+"""Classifier of Fosse et al. (2023, sec. 2.2): one-head attention blocks, dense layer on [CLS]."""
 
 from collections.abc import Callable
 
@@ -16,12 +14,11 @@ from transformers.models.bert.modeling_bert import eager_attention_forward
 
 
 class SelfAttentionConfig(PreTrainedConfig):
-    """Sizes of the classifier, and what the paper leaves open: initial values, biases, and the
-    epsilon of the norms.
+    """Sizes of the classifier, and settings that the paper leaves open (initial values, biases, ε).
 
     By default, embeddings and matrices are initialised as in BERT, with which the paper compares,
-    and biases are zero. PyTorch's linear layers begin with biases that are at this width about as
-    long as the vectors to which they are added: all keys, and all values, are then similar from the
+    and biases are zero. The initial biases of PyTorch's linear layers are, at this width, about as
+    long as the vectors to which they are added: all keys, and all values, would be similar from the
     start.
 
     Attributes:
@@ -31,8 +28,7 @@ class SelfAttentionConfig(PreTrainedConfig):
         embedding_std: the standard deviation of the embeddings' initial values.
         initializer_range: the standard deviation of the matrices' initial values, with biases of
             zero; None for PyTorch's default, which is uniform in ±1/√d for both.
-        attention_gain: by how much the initial values of the matrices of queries and keys are
-            multiplied.
+        attention_gain: the factor of the initial values of the matrices of queries and keys.
         bias: whether queries, keys and values have biases; equations 1 and 2 have none.
         entropy_weight: λ, the weight of the attention rows' mean normalised entropy in the loss.
         layer_norm_eps: the epsilon of the norm after each block.
@@ -190,8 +186,8 @@ def mean_normalised_entropy(
     Args:
         tokens: 1 at a token, 0 at padding.
     """
-    # At a weight of 0, as padding has, the gradient of p ln p would be 0 · ∞ = NaN; 1 gives the
-    # same value, 0.
+    # At a weight of 0, as at padding, the gradient of p ln p would be 0 · ∞ = NaN; 1 gives the same
+    # value, 0.
     positive = weights.where(weights > 0, 1.0)
     entropy = -(positive * positive.log()).sum(-1)
     keys = tokens.sum(-1)
