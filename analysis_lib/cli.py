@@ -323,7 +323,7 @@ def _parser() -> argparse.ArgumentParser:
         default="flatten",
         help="vectors of a convolutional network: maps (flatten, default), or positions",
     )
-    add("--tokens-per-batch", type=whole, default=2048, help="default 2048")
+    add("--tokens-per-batch", type=whole, default=2048, help="padding included (default 2048)")
 
     add = command(
         "compare",
