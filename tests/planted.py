@@ -46,7 +46,7 @@ class Planted(Tables):
             every = [
                 Estimate(v, v - self.reach, v + self.reach, 20) for v in map(float, values.ravel())
             ]
-            found[name] = one.told(every) if values.ndim else every[0]
+            found[name] = one.judged(every) if values.ndim else every[0]
         return found
 
 

@@ -19,10 +19,7 @@ PLATFORM = (
     *("--implementation", "cp", "--python-version", "3.11"),
     *("--platform", "manylinux_2_28_x86_64"),
 )
-PIP_DOWNLOAD = (
-    *(sys.executable, "-m", "pip", "download"),
-    *("--disable-pip-version-check", "--quiet", "--no-deps", "--require-hashes"),
-)
+PIP_OPTIONS = ("--disable-pip-version-check", "--quiet", "--no-deps", "--require-hashes")
 
 
 def _pins() -> dict[str, str]:
@@ -120,7 +117,8 @@ def _downloaded(package: str) -> Path:
                 kind = [f"--no-binary={package}"]
             else:
                 kind = ["--only-binary=:all:", *PLATFORM]
-            pip = [*PIP_DOWNLOAD, *kind, "-r", requirements, "-d", unfinished]
+            pip = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, *kind]
+            pip += ["-r", requirements, "-d", unfinished]
             done = subprocess.run(pip, capture_output=True, text=True, check=False)
             if not done.returncode:
                 (path,) = unfinished.glob(f"{package.replace('-', '_')}-*")

@@ -116,12 +116,27 @@ def _parameters(metric: Metric) -> dict[str, object]:
 
 def _hash_of(value: object, metric: Metric) -> str:
     try:
-        return joblib.hash(value, hash_name="sha1")
+        return joblib.hash(_without_order(value), hash_name="sha1")
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise AnalysisError(
             f"the metric {metric.name} holds what cannot be pickled ({error}), so that its sums "
             "cannot be kept: give it plain parameters, or measure without checkpoints"
         ) from error
+
+
+def _without_order(value: object) -> object:
+    """The same value with sets in place of frozen sets.
+
+    joblib hashes the members of a set in a fixed order, and those of a frozen set as they come,
+    which is another order in another process.
+    """
+    if isinstance(value, frozenset):
+        return set(value)
+    if isinstance(value, dict):
+        return {name: _without_order(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_without_order, value))
+    return value
 
 
 def _own_texts(kind: type) -> list[str]:
@@ -149,7 +164,7 @@ def _texts_in_notebook(kind: type) -> list[str]:
         if definition.__qualname__ in texts:
             continue
         methods, attributes = _parts_of(definition)
-        texts[definition.__qualname__] = joblib.hash(attributes, hash_name="sha1")
+        texts[definition.__qualname__] = joblib.hash(_without_order(attributes), hash_name="sha1")
         for method in methods:
             text = _text_of(method, kind)
             texts[definition.__qualname__] += text

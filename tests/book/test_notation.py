@@ -139,8 +139,8 @@ def test_every_table_has_its_section_with_its_columns(given, name):
     columns = given[1][name] if name in given[1] else metrics.METRICS[name].columns
     explained = {*re.findall(r"`(\w+)`", section)}
     assert {*columns} <= explained
-    module = metrics.METRICS[name].__module__.replace(".", "/")
-    assert f"`{module}.py`" in section
+    module = metrics.METRICS[name].__module__.removeprefix("analysis_lib.")
+    assert f"`{module.replace('.', '/')}.py`" in section
 
 
 def test_the_lines_of_outlier_dimensions(given):

@@ -302,7 +302,7 @@ def test_a_bert_that_is_a_decoder_is_measured_over_the_pairs_that_it_allows():
             assert (weights > 0).equal(lower[:, None].expand_as(weights))
             assert activations.scores.visibility.causal
             rows = activations.attention
-            torch.testing.assert_close(rows.keys[real], lower.sum(-1)[real].double())
+            torch.testing.assert_close(rows.key_counts[real], lower.sum(-1)[real].double())
             kinds = batch.tokens.type_masks.double()
             torch.testing.assert_close(
                 rows.pairs, torch.einsum("bmn,btn->bt", lower.double(), kinds)

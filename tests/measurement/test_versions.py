@@ -3,6 +3,9 @@ kept.
 """
 
 import linecache
+import os
+import subprocess
+import sys
 import textwrap
 import threading
 
@@ -97,6 +100,23 @@ def test_the_order_of_a_set_does_not_count():
     assert metric_identity(metrics.Isotropy(["query", "key"])) == metric_identity(
         metrics.Isotropy(["key", "query"])
     )
+
+
+def test_a_metric_is_the_same_in_every_process():
+    """Whatever the seed of Python's own hashes: with 1 and 3, frozen sets have other orders."""
+    code = "from analysis_lib import metrics\nfrom analysis_lib.measurement.versions import metric_identity\n"
+    code += "print(metric_identity(metrics.Isotropy(['query', 'key'])))"
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "3")
+    ]
+    assert printed[0] == printed[1] != ""
 
 
 @pytest.mark.parametrize("parameter", [threading.Lock(), lambda x: x])
