@@ -35,7 +35,8 @@ from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.tables import save_tables
 
 HOME = Path(__file__).parent
-CORPORA_BESIDE = HOME.parents[2] / "shared" / "data"
+# As it is written down, from the root of the repository.
+CORPORA_BESIDE = Path("..", "shared", "data")
 SEEDS = range(5)
 FINETUNED_PAGES = ("similarity", "direction", "accuracy", "words")
 OUTLIER_PAGES = ("dimensions", "attention", "contributions", "types", "checks")
@@ -251,7 +252,7 @@ def _finetuned_tables(data: str, folder: Path, epochs: int) -> None:
 def _verdicts(executed: Path, folder: Path, leave_out: str = "") -> None:
     """The verdicts of executed pages as one file.
 
-    Those on claims that begin with ``leave_out`` come from elsewhere.
+    Those on claims that begin with ``leave_out`` stay as they are: other classifiers decide them.
     """
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -259,7 +260,11 @@ def _verdicts(executed: Path, folder: Path, leave_out: str = "") -> None:
     printed.seek(0)
     rows = pd.read_csv(printed)
     if leave_out:
-        rows = rows[~rows["id"].str.startswith(leave_out)]
+        earlier = pd.read_csv(folder / "verdicts.csv")
+        kept = earlier[earlier["id"].str.startswith(leave_out)]
+        rows = pd.concat([rows[~rows["id"].str.startswith(leave_out)], kept])
+    # Those of other corpora, which the page shows beside, come after its own.
+    rows = rows.drop_duplicates("id")
     rows[OF_VERDICTS].to_csv(folder / "verdicts.csv", index=False)
     shutil.rmtree(executed)
 
