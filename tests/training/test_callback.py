@@ -5,6 +5,7 @@ leaves.
 import copy
 import logging
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -54,6 +55,26 @@ def trainer(tmp_path):
 
 def logged(trainer: transformers.Trainer, name: str) -> list[tuple[int, float]]:
     return [(row["step"], row[name]) for row in trainer.state.log_history if name in row]
+
+
+@pytest.mark.parametrize(
+    ("spread", "is_refused"),
+    [({"is_fsdp_enabled": True}, True), (3, True), (2, False)],
+    ids=["FSDP", "ZeRO-3", "ZeRO-2"],
+)
+def test_weights_that_are_spread_over_processes_are_refused(trainer, spread, is_refused):
+    """One process alone would wait for the others for ever."""
+    spreading = trainer()
+    if isinstance(spread, int):
+        spreading.is_deepspeed_enabled = True
+        spreading.args.hf_deepspeed_config = SimpleNamespace(is_zero3=lambda: spread == 3)
+    else:
+        vars(spreading).update(spread)
+    if not is_refused:
+        GeometryCallback(spreading, TEXTS)
+        return
+    with pytest.raises(AnalysisError, match=r"spread over its processes.*analysis-lib dynamics"):
+        GeometryCallback(spreading, TEXTS)
 
 
 def test_the_callback_logs_where_trainer_logs_and_changes_no_step(trainer):

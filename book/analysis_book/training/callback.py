@@ -51,6 +51,12 @@ class GeometryCallback(transformers.TrainerCallback):
     ):
         if not isinstance(trainer, transformers.Trainer):
             raise AnalysisError(f"the trainer is {shown(trainer)}: give a Trainer of transformers")
+        if is_spread(trainer):
+            raise AnalysisError(
+                "the weights of this training are spread over its processes, all of which a "
+                "forward pass needs: leave the callback out, and measure the checkpoints with "
+                "`analysis-lib dynamics FOLDER`"
+            )
         require_whole("every", every, 1)
         require_known("setting of measure", settings, SETTINGS)
         if numbers is not None and not callable(numbers):
@@ -94,3 +100,14 @@ class GeometryCallback(transformers.TrainerCallback):
                 path = ("geometry", name, quantity, *about, f"layer_{layer}")
                 quantities["/".join(path)] = float(value)
         return quantities
+
+
+def is_spread(trainer: transformers.Trainer) -> bool:
+    """Whether each process holds a part of every weight alone, as under FSDP and ZeRO-3.
+
+    One process that measures by itself would wait for the others for ever.
+    """
+    if trainer.is_fsdp_enabled:
+        return True
+    settings = getattr(trainer.args, "hf_deepspeed_config", None)
+    return trainer.is_deepspeed_enabled and settings is not None and settings.is_zero3()
