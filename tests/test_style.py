@@ -57,7 +57,8 @@ def tokens_and_lines(text: str) -> tuple[int, int]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in NO_CODE and token.start[0] not in docstrings:
             tokens += 1
-            lines |= set(range(token.start[0], token.end[0] + 1))
+            # A text of many lines is one token, and no code.
+            lines.add(token.start[0])
     return tokens, len(lines)
 
 

@@ -15,6 +15,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from analysis_book.architectures import CharacterBertTokenizer
 from analysis_lib.corpora import ArrayImage, Corpus, Sound
 
+# Random texts are made of these.
+WORDS = [
+    *("a", "the", "cat", "dog", "bird", "mouse", "apple", "house", "bridge"),
+    *("sees", "eats", "draws", "finds"),
+]
 # The texts that tokenizers are made from, and tests measure: punctuation, sub-words, other scripts.
 TEXTS = (
     "A girl is styling her hair, slowly.",

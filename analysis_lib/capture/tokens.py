@@ -145,9 +145,7 @@ class Tokens:
         """
         kind = self.kind_masks.argmax(1)
         last = len(self.runs) * len(self.kinds)
-        lengths = torch.tensor([rows.stop - rows.start for _, rows in self.runs])
-        run = torch.arange(len(self.runs)).repeat_interleave(lengths, output_size=len(self.groups))
-        bags = run.to(kind.device).unsqueeze(1) * len(self.kinds) + kind
+        bags = self.run_numbers.to(kind.device).unsqueeze(1) * len(self.kinds) + kind
         bags, order = torch.where(self.mask, bags, last).flatten().sort(stable=True)
         return order, torch.searchsorted(bags, torch.arange(last + 1, device=bags.device))
 
@@ -187,6 +185,13 @@ class Tokens:
             runs.append((group, slice(start, end)))
             start = end
         return runs
+
+    @cached_property
+    def run_numbers(self) -> Int[Tensor, " utterance"]:
+        """The index in :attr:`runs` of each utterance, in memory."""
+        lengths = torch.tensor([rows.stop - rows.start for _, rows in self.runs])
+        numbers = torch.arange(len(self.runs))
+        return numbers.repeat_interleave(lengths, output_size=len(self.groups))
 
     @cached_property
     def owners(self) -> Owners:

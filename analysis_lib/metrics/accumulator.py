@@ -183,6 +183,7 @@ class Metric(ABC):
             a column, all groups are used.
         of_pairs_within_utterances: whether the metric compares vectors of the same utterance.
         on_request: whether the metric is too expensive for ``all``.
+        reason_for_none: the error where no layer has added anything.
     """
 
     name: ClassVar[str]
@@ -198,6 +199,7 @@ class Metric(ABC):
     counts: ClassVar[str | None] = None
     of_pairs_within_utterances: ClassVar[bool] = False
     on_request: ClassVar[bool] = False
+    reason_for_none: ClassVar[str] = "nothing was measured"
 
     def __init__(self) -> None:
         self.sums: dict[Key, GroupSums] = {}
@@ -257,7 +259,7 @@ class Metric(ABC):
         """The sums of each layer, in table order: by space, then by layer."""
         arrays = self.arrays()
         if not arrays:
-            raise AnalysisError(f"{self.name}: nothing was measured")
+            raise AnalysisError(f"{self.name}: {self.reason_for_none}")
         by_layer = defaultdict(dict)
         for (*words, layer), sums in arrays.items():
             space = words.pop(1) if self.by_space else ""

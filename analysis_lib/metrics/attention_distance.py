@@ -1,10 +1,8 @@
 """Mean distance between a query and the keys that it attends to."""
 
-import pandas as pd
 from torch import Tensor
 
 from analysis_lib.capture import BLOCKS, Activations, Block
-from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric
 
 
@@ -26,6 +24,10 @@ class AttentionDistance(Metric):
     interval = "distance"
     limits = (0, float("inf"))
     on_request = True
+    reason_for_none = (
+        "no layer has keys that are the tokens of its queries, so that there is no distance: "
+        "leave it out"
+    )
 
     def update(self, activations: Activations) -> None:
         attention = activations.attention
@@ -40,14 +42,6 @@ class AttentionDistance(Metric):
 
         self.add(("distance", layer), attention.reduce(distances), activations)
         self.add(("queries", layer), counted.sum(1), activations)
-
-    def table(self) -> pd.DataFrame:
-        if not self.sums:
-            raise AnalysisError(
-                "attention_distance: no layer has keys that are the tokens of its queries, so that "
-                "there is no distance: leave it out"
-            )
-        return super().table()
 
     def rows(self, sums: LayerSums) -> Columns:
         return {"distance": sums["distance"] / sums["queries"][:, None]}

@@ -1,10 +1,8 @@
 """How much a query attends to the other places where its token stands."""
 
-import pandas as pd
 from torch import Tensor
 
 from analysis_lib.capture import BLOCKS, Activations, Block
-from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric
 
 
@@ -25,6 +23,10 @@ class AttentionToSameWord(Metric):
     interval = "mass"
     limits = (0, 1)
     on_request = True
+    reason_for_none = (
+        "no layer has keys that are the tokens of its queries and have ids, so that no token "
+        "is there twice: leave it out"
+    )
 
     def update(self, activations: Activations) -> None:
         attention = activations.attention
@@ -48,14 +50,6 @@ class AttentionToSameWord(Metric):
 
         self.add(("mass", layer), attention.reduce(to_same_word), activations)
         self.add(("queries", layer), counted.sum(1), activations)
-
-    def table(self) -> pd.DataFrame:
-        if not self.sums:
-            raise AnalysisError(
-                "attention_to_same_word: no layer has keys that are the tokens of its queries and "
-                "have ids, so that no token is there twice: leave it out"
-            )
-        return super().table()
 
     def rows(self, sums: LayerSums) -> Columns:
         return {"mass": sums["mass"] / sums["queries"][:, None]}

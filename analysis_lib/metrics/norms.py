@@ -152,16 +152,14 @@ class TokenNorms(Metric):
         slots = slots_of(hidden.tokens) * (norms != 0).unsqueeze(1)
         bins = norm_bins(norms)
         octaves, octave_places = (bins // PER_OCTAVE).unique(return_inverse=True)
-        sizes = [rows.stop - rows.start for _, rows in hidden.tokens.runs]
-        run_of_text = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         slot_numbers = torch.arange(slots.shape[1], device=bins.device)
         where = (
-            run_of_text.to(bins.device)[:, None, None],
+            hidden.tokens.run_numbers.to(bins.device)[:, None, None],
             slot_numbers[:, None],
             octave_places.unsqueeze(1),
             bins.unsqueeze(1) % PER_OCTAVE,
         )
-        shape = len(sizes), slots.shape[1], len(octaves), PER_OCTAVE
+        shape = len(hidden.tokens.runs), slots.shape[1], len(octaves), PER_OCTAVE
         # Counts are integers, so the order of addition does not matter.
         counts = slots.new_zeros(shape).index_put_(where, slots, accumulate=True)
         self.add_runs(("tokens", layer), counts.sum((2, 3)), activations)

@@ -19,6 +19,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import WORDS
 from waiting import PATIENCE
 
 from analysis_book import training
@@ -42,24 +43,9 @@ fork = multiprocessing.get_context("fork")
 def text(tmp_path_factory) -> Path:
     """Two hundred lines of random words, an utterance a line."""
     draw = random.Random(0)
-    words = [
-        "a",
-        "the",
-        "cat",
-        "dog",
-        "bird",
-        "mouse",
-        "apple",
-        "house",
-        "bridge",
-        "sees",
-        "eats",
-        "draws",
-        "finds",
-    ]
     path = tmp_path_factory.mktemp("text") / "lines.txt"
     path.write_text(
-        "\n".join(" ".join(draw.choices(words, k=10)) + "." for _ in range(200)), encoding="utf-8"
+        "\n".join(" ".join(draw.choices(WORDS, k=10)) + "." for _ in range(200)), encoding="utf-8"
     )
     return path
 

@@ -18,7 +18,11 @@ STEPS = {
 
 
 def cone(
-    points: int = 24, bias: float = 0, name: str = "cone", caption: str = "", still: str = ""
+    points: int = 24,
+    bias: float = 0,
+    name: str = "cone",
+    caption: str = "",
+    still: str = "",
 ) -> View:
     """Vectors on a circle that share a bias: their average cosine, and the attention of one to all.
 

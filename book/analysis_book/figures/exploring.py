@@ -477,7 +477,12 @@ def _chart(data: str, chosen: str) -> alt.Chart:
     return alt.Chart(alt.NamedData(data)).transform_filter(chosen)
 
 
-def _titled(title: str, height: object, description: str, *layers: alt.Chart) -> alt.LayerChart:
+def _titled(
+    title: str,
+    height: object,
+    description: str,
+    *layers: alt.Chart,
+) -> alt.LayerChart:
     return alt.layer(*layers).properties(
         title=alt.Title(alt.expr(title)), height=height, description=description
     )
@@ -514,7 +519,11 @@ def _heat_map(chosen: str) -> alt.LayerChart:
 
 
 def _by_type(
-    chosen: str, title: str, number: str, digits: str = "", arms: Sequence[str] = ()
+    chosen: str,
+    title: str,
+    number: str,
+    digits: str = "",
+    arms: Sequence[str] = (),
 ) -> alt.LayerChart:
     """A bar with its interval for each type of key, and for each arm."""
     base = _chart("numbers", chosen).transform_calculate(done=f"{ARMS}[datum.arm] || '{DONE[0]}'")

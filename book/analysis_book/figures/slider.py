@@ -49,7 +49,14 @@ class Slider:
         AnalysisError: no figure, or figures of different sizes.
     """
 
-    def __init__(self, frames: Mapping[str, Figure], label: str, name: str, caption: str, alt: str):
+    def __init__(
+        self,
+        frames: Mapping[str, Figure],
+        label: str,
+        name: str,
+        caption: str,
+        alt: str,
+    ):
         sizes = {tuple(figure.get_size_inches() * figure.dpi) for figure in frames.values()}
         if len(sizes) != 1:
             raise AnalysisError(

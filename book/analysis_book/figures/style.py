@@ -82,7 +82,14 @@ def band(
             )
 
 
-def heat(*, data: pd.DataFrame, x: str, y: str, value: str, **look: object) -> None:
+def heat(
+    *,
+    data: pd.DataFrame,
+    x: str,
+    y: str,
+    value: str,
+    **look: object,
+) -> None:
     """A heat map of one column against two others, on a panel.
 
     It is mapped onto a grid: ``grid.map_dataframe(figures.heat, x="head", ...)``.
@@ -117,7 +124,11 @@ def _axes(drawn: Axes | sns.axisgrid.Grid) -> list[Axes]:
     return [drawn] if isinstance(drawn, Axes) else [*drawn.axes.flat]
 
 
-def legend_below(drawn: Axes | sns.axisgrid.Grid, ncols: int = 4, **look: object) -> None:
+def legend_below(
+    drawn: Axes | sns.axisgrid.Grid,
+    ncols: int = 4,
+    **look: object,
+) -> None:
     """Move the legend of axes, or of a grid, below them, where a phone has room for it.
 
     It loses its title.

@@ -188,7 +188,10 @@ class View:
         return {name: as_csv(table) for name, table in self.tables.items()}
 
     def _vega(
-        self, panel: alt.TopLevelMixin, width: int | str, said: Sequence[tuple[str, ...]] = ()
+        self,
+        panel: alt.TopLevelMixin,
+        width: int | str,
+        said: Sequence[tuple[str, ...]] = (),
     ) -> dict:
         """A panel as Vega, with all data but the tables, and the sentences on it."""
         parameters = [

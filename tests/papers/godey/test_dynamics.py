@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import constants
+from tiny import WORDS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from analysis_book.papers.godey import dynamics as module
@@ -44,23 +45,8 @@ def home(tmp_path_factory) -> Path:
     """A folder with a text file, a run of two seeds, and what is derived."""
     folder = tmp_path_factory.mktemp("home")
     draw = random.Random(0)
-    words = [
-        "a",
-        "the",
-        "cat",
-        "dog",
-        "bird",
-        "mouse",
-        "apple",
-        "house",
-        "bridge",
-        "sees",
-        "eats",
-        "draws",
-        "finds",
-    ]
     lines = "\n".join(
-        " ".join(draw.choices(words, k=draw.randint(2, 11))) + "." for _ in range(200)
+        " ".join(draw.choices(WORDS, k=draw.randint(2, 11))) + "." for _ in range(200)
     )
     (folder / "lines.txt").write_text(lines, encoding="utf-8")
     settings = Pretraining(

@@ -125,7 +125,8 @@ class Dynamics(dict[str, pd.DataFrame]):
     def __missing__(self, name: str) -> pd.DataFrame:
         if name != "vectors":
             raise KeyError(name)
-        run, seed = self.about["run"], self.seeds[0]
+        run = self.about["run"]
+        seed = self.seeds[0]
         raise AnalysisError(
             f"{run} is shipped without vectors: ask for one seed, dynamics({run!r}, seeds=[{seed}])"
         )
@@ -173,7 +174,8 @@ def dynamics(
     data = str(
         require_path("the corpus", data, "a name of `datasets`, file.csv:COLUMN or lines.txt")
     )
-    limit, seed = require_whole("the limit", limit, 1), require_seed("the seed", seed)
+    limit = require_whole("the limit", limit, 1)
+    seed = require_seed("the seed", seed)
     if tokenizer is not None:
         tokenizer = str(
             require_path("the tokenizer", tokenizer, "the name or folder of one, or leave it out")
