@@ -29,7 +29,9 @@ from analysis_lib.models.loading import load_model
 
 # Size of a shard, the unit of work of a worker.
 UTTERANCES_PER_SHARD = 512
-# Number of consecutive batches that are summed separately and then merged.
+# Numbers of consecutive batches that are summed separately and then merged. The first parts are
+# small, so that several threads have work where a shard has few batches.
+FIRST_PARTS = (1, 1, 2, 2)
 BATCHES_PER_PART = 6
 # Largest number of parts computed at once: each holds activations and sums of its own.
 MOST_AT_ONCE = 8
@@ -120,14 +122,12 @@ def _halved(shard: Shard) -> Shard:
 def _measure_in_order(shards: Sequence[Shard], source: Source) -> Iterator[Result]:
     at_once = 1
     threads = shards[0].threads
-    size = None
     if source.runs_side_by_side:
         at_once = min(threads, MOST_AT_ONCE)
         threads = 1
-        size = BATCHES_PER_PART
     sums = None
     report = Report()
-    measured = _side_by_side(_parts([*shards], source, size), source, at_once)
+    measured = _side_by_side(_parts([*shards], source), source, at_once)
     with processes.threads(threads), closing(measured):
         for part, metrics, read in measured:
             if sums is None:
@@ -157,15 +157,16 @@ class _Part(NamedTuple):
     report: Report
 
 
-def _parts(shards: Iterable[Shard], source: Source, size: int | None) -> Iterator[_Part]:
+def _parts(shards: Iterable[Shard], source: Source) -> Iterator[_Part]:
     for shard in shards:
         try:
             batches, report = begin(shard, source)
-            if size is None:
+            if not source.runs_side_by_side:
                 yield _Part(shard, batches, True, report)
                 continue
-            some = [*itertools.islice(batches, size)]
-            while following := [*itertools.islice(batches, size)]:
+            sizes = itertools.chain(FIRST_PARTS, itertools.repeat(BATCHES_PER_PART))
+            some = [*itertools.islice(batches, next(sizes))]
+            while following := [*itertools.islice(batches, next(sizes))]:
                 yield _Part(shard, some, False, Report())
                 some = following
             yield _Part(shard, some, True, report)

@@ -175,7 +175,12 @@ class Progress:
             known = [model.revision, str(model.model.dtype), model.device.type, repr(model.layout)]
             known += _common(corpus, asdict(settings))
             known += map(metric_identity, metrics)
-            known += [shards.UTTERANCES_PER_SHARD, shards.BATCHES_PER_PART, SHARDS_PER_BRANCH]
+            known += [
+                shards.UTTERANCES_PER_SHARD,
+                shards.FIRST_PARTS,
+                shards.BATCHES_PER_PART,
+                SHARDS_PER_BRANCH,
+            ]
             key = store.key(*known)[:DIGITS]
             self._entry = store.Entry(Path(folder))
             self.path = self._entry.folder / f".unfinished-{key}.npz"

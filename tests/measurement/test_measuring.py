@@ -185,6 +185,19 @@ def test_parts_side_by_side_give_the_bytes_of_one_after_another(model, threads):
     assert_same_bytes(measure(model, CORPUS, every, **settings), alone)
 
 
+def test_threads_share_a_corpus_of_few_batches(model, threads):
+    class Slow(Recording):
+        def update(self, activations):
+            time.sleep(0.05)
+            super().update(activations)
+
+    threads(2)
+    Recording.seen.clear()
+    measure(model, Corpus("few", TEXTS[:6]), [Slow()], progress=False, tokens_per_batch=12)
+    assert 3 <= len(Recording.seen) <= 6
+    assert len({thread for thread, _ in Recording.seen}) == 2
+
+
 def test_threads_that_measure_one_model_have_its_weights_and_hooks_of_their_own(model):
     replica = model.replica()
     assert replica.model is not model.model
