@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable
 
-import torch
-
 from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.tables import Report
-from analysis_lib.metrics.accumulator import GroupSums, Metric
+from analysis_lib.metrics.accumulator import Metric
 
 # Number of consecutive shards that are merged into a branch before the branch is merged.
 SHARDS_PER_BRANCH = 32
@@ -64,8 +62,7 @@ def _take_over(metric: Metric, part: Metric) -> None:
     if metric.sums:
         metric.merge(part)
         return
-    for key, (groups, values) in part.sums.items():
-        metric.sums[key] = GroupSums(groups, torch.as_tensor(values))
+    metric.sums = part.sums
 
 
 def _fresh(metrics: Iterable[Metric]) -> list[Metric]:

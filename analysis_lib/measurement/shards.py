@@ -242,6 +242,8 @@ def _measure_part(source: Source, part: _Part) -> Measured:
 
     for batch in part.batches:
         source.run(batch, needs, receive, part.shard.settings.maps, part.shard.changes)
+        for metric in metrics:
+            metric.sums.settle()
     part.report.close()
     return part, metrics, part.report
 

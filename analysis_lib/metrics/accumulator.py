@@ -12,22 +12,20 @@ import operator
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from analysis_lib.capture import Activations, Owners, Vectors
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.intervals import jackknife_interval
+from analysis_lib.metrics.sums import WHOLE, Groups, GroupSums, Key, Sums
 from analysis_lib.models import TOKEN_TYPES
 
 # Number of groups of the jackknife, which leaves out one at a time, see ``Corpus.groups``.
 GROUPS = 20
-# Group of the sums that are kept over all groups at once.
-WHOLE = -1
 # Spaces whose vectors are compared, in table order.
 VECTOR_SPACES = ("hidden", "final", "query", "key", "value")
 # Spaces that have no heads.
@@ -35,34 +33,9 @@ WHOLE_SPACES = ("hidden", "final")
 # Types of keys, in table order.
 KEY_TYPES = ("all", *TOKEN_TYPES, "sink")
 
-Key = tuple[str | int, ...]
 # A key without its space and its layer; a key of one word is that word.
 Name = str | Key
 Columns = dict[str, np.ndarray]
-# Numbers of jackknife groups.
-Groups = tuple[int, ...]
-
-
-class GroupSums(NamedTuple):
-    """A sum over the utterances of some jackknife groups, one per group, in float64.
-
-    Attributes:
-        groups: the groups that have utterances so far, or ``WHOLE`` alone.
-        values: the sums, of shape group x ..., a tensor on the device that summed them, or an
-            array.
-    """
-
-    groups: Groups
-    values: Tensor | np.ndarray
-
-    def of(self, groups: Groups) -> list[np.ndarray]:
-        """The sums of some groups; groups without a sum are skipped."""
-        sums = []
-        for group in groups:
-            if group in self.groups:
-                index = self.groups.index(group)
-                sums.append(self.values[index])
-        return sums
 
 
 class LayerSums(Mapping[Name, np.ndarray]):
@@ -202,7 +175,7 @@ class Metric(ABC):
     reason_for_none: ClassVar[str] = "nothing was measured"
 
     def __init__(self) -> None:
-        self.sums: dict[Key, GroupSums] = {}
+        self.sums = Sums()
 
     @abstractmethod
     def update(self, activations: Activations) -> None:
@@ -218,21 +191,18 @@ class Metric(ABC):
             replicate: a type of token has some if it occurs in ``sums.whole``.
         """
 
-    def fresh(self, sums: dict[Key, GroupSums] | None = None) -> Self:
+    def fresh(self, sums: Mapping[Key, GroupSums] | None = None) -> Self:
         """A new accumulator with the same parameters, empty or with the given sums."""
         other = copy.copy(self)
-        other.sums = sums or {}
+        other.sums = Sums(sums)
         return other
 
     def merge(self, other: Self) -> None:
         """Add the sums of ``other``; the result is that of one pass over both corpora."""
         owners = functools.cache(Owners)
         for key, (groups, values) in other.sums.items():
-            values = torch.as_tensor(values)
-            if key in self.sums:
-                self._accumulate(key, values, owners(groups))
-            else:
-                self.sums[key] = GroupSums(groups, values.clone())
+            self.sums.add(key, values, owners(groups))
+        self.sums.settle()
 
     def table(self) -> pd.DataFrame:
         """The tidy table of everything summed so far.
@@ -379,13 +349,8 @@ class Metric(ABC):
         Raises:
             AnalysisError: a sum is not finite; the message names the first such layer.
         """
-        arrays = {}
-        bad = []
-        for key, (groups, values) in self.sums.items():
-            array = values.cpu().numpy()
-            arrays[key] = GroupSums(groups, array)
-            if not math.isfinite(array.sum()):
-                bad.append(key[-1])
+        arrays = self.sums.arrays()
+        bad = [key[-1] for key, (_, array) in arrays.items() if not math.isfinite(array.sum())]
         if bad:
             raise AnalysisError(
                 f"{self.name}: layer {min(bad)} has vectors that are not finite (NaN or infinity): "
@@ -409,30 +374,25 @@ class Metric(ABC):
 
     def add(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values, whose first axis is the batch's utterances, to the sums of their groups."""
-        self._accumulate(key, values, activations.tokens.owners)
+        self._add(key, values, activations.tokens.owners)
 
     def add_runs(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values that are summed over each run already: their first axis is ``tokens.runs``."""
-        self._accumulate(key, values, activations.tokens.owners_of_runs)
+        self._add(key, values, activations.tokens.owners_of_runs)
 
     def add_whole(self, key: Key, values: Tensor) -> None:
         """Add a sum too large to keep once per group; columns made from it have no interval."""
-        # Kept in main memory: a GPU may have no room for it.
-        in_memory = values.cpu().unsqueeze(0)
-        self._accumulate(key, in_memory, Owners([WHOLE]))
+        self._add(key, values.unsqueeze(0), _WHOLE)
 
-    def _accumulate(self, key: Key, values: Tensor, owners: Owners) -> None:
-        groups, sums = self.sums.get(key, ((), None))
-        more = owners.not_in(groups)
-        if more:
-            groups += more
-            shape = len(more), *values.shape[1:]
-            # The sums outlive the forward pass, which runs in inference mode.
-            with torch.inference_mode(False):
-                zeros = torch.zeros(shape, dtype=torch.float64, device=values.device)
-                sums = zeros if sums is None else torch.cat([sums, zeros])
-            self.sums[key] = GroupSums(groups, sums)
-        owners.add_to(sums, groups, values)
+    def _add(self, key: Key, values: Tensor, owners: Owners) -> None:
+        # Values that are a small part of a tensor, such as the vectors of a token, would keep all
+        # of it in memory until the end of the batch.
+        if values.untyped_storage().nbytes() > 4 * values.nbytes:
+            values = values.clone()
+        self.sums.add(key, values, owners)
+
+
+_WHOLE = Owners([WHOLE])
 
 
 def _as_cells(name: str, values: np.ndarray) -> np.ndarray:

@@ -1,0 +1,170 @@
+"""Sums of a metric: by key, and for each key one per jackknife group, in float64."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis_lib.capture import Owners
+
+# Group of the sums that are kept over all groups at once.
+WHOLE = -1
+# Largest number of values of a key that are stacked with those of other keys.
+LARGEST_STACKED = 2**16
+# Number of bytes from which on values do not wait for the end of the batch.
+MOST_WAITING = 2**26
+
+Key = tuple[str | int, ...]
+# Numbers of jackknife groups.
+Groups = tuple[int, ...]
+
+
+class GroupSums(NamedTuple):
+    """A sum over the utterances of some jackknife groups, one per group, in float64.
+
+    Attributes:
+        groups: the groups that have utterances so far, or ``WHOLE`` alone.
+        values: the sums, of shape group x ..., a tensor on the device that summed them, or an
+            array.
+    """
+
+    groups: Groups
+    values: Tensor | np.ndarray
+
+    def of(self, groups: Groups) -> list[np.ndarray]:
+        """The sums of some groups; groups without a sum are skipped."""
+        sums = []
+        for group in groups:
+            if group in self.groups:
+                index = self.groups.index(group)
+                sums.append(self.values[index, ...])
+        return sums
+
+
+class Sums(Mapping[Key, GroupSums]):
+    """Sums by key, to which the values of a batch are added together.
+
+    A batch adds a few small values per layer, and on a GPU each operation costs more than its
+    arithmetic. So values wait, and those of one shape are stacked and added at once, by
+    :meth:`settle` or when the sums are read.
+    """
+
+    def __init__(self, sums: Mapping[Key, GroupSums] | None = None) -> None:
+        self._block_of: dict[Key, _Block] = {}
+        self._blocks: dict[tuple, _Block] = {}
+        self._waiting: dict[tuple, _Waiting] = {}
+        self._bytes = 0
+        for key, (groups, values) in (sums or {}).items():
+            self._block_of[key] = _Block({key: 0}, groups, torch.as_tensor(values).unsqueeze(1))
+
+    def add(self, key: Key, values: Tensor, owners: Owners) -> None:
+        """Add values, whose first axis is that of ``owners``, to the sums of their groups."""
+        block = self._block(key, values, owners)
+        alike = block, owners, values.dtype, values.device
+        waiting = self._waiting.setdefault(alike, _Waiting())
+        if key in waiting.keys:
+            self.settle()
+            waiting = self._waiting.setdefault(alike, _Waiting())
+        waiting.keys.append(key)
+        waiting.values.append(values)
+        self._bytes += values.nbytes
+        if self._bytes > MOST_WAITING:
+            self.settle()
+
+    def _block(self, key: Key, values: Tensor, owners: Owners) -> "_Block":
+        if key not in self._block_of:
+            is_whole = owners.groups == (WHOLE,)
+            # Sums over all groups are in main memory: a GPU may have no room for them.
+            device = torch.device("cpu") if is_whole else values.device
+            rest = values.shape[1:]
+            alike = (rest, device, is_whole)
+            if rest.numel() > LARGEST_STACKED:
+                alike += (key,)
+            if alike not in self._blocks:
+                zeros = torch.zeros(0, 0, *rest, dtype=torch.float64, device=device)
+                self._blocks[alike] = _Block({}, (), zeros)
+            self._block_of[key] = self._blocks[alike]
+        return self._block_of[key]
+
+    def settle(self) -> None:
+        """Add the values that wait."""
+        # The sums outlive the forward pass, which runs in inference mode.
+        with torch.inference_mode(False), torch.no_grad():
+            for (block, owners, *_), waiting in self._waiting.items():
+                block.add(waiting.keys, torch.stack(waiting.values, 1), owners)
+        self._waiting = {}
+        self._bytes = 0
+
+    def arrays(self) -> dict[Key, GroupSums]:
+        """The sums as arrays in main memory."""
+        self.settle()
+        in_memory = {}
+        arrays = {}
+        for key, block in self._block_of.items():
+            if block not in in_memory:
+                in_memory[block] = block.values.cpu().numpy()
+            arrays[key] = GroupSums(block.groups, in_memory[block][:, block.places[key]])
+        return arrays
+
+    def __getitem__(self, key: Key) -> GroupSums:
+        self.settle()
+        block = self._block_of[key]
+        return GroupSums(block.groups, block.values[:, block.places[key]])
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._block_of)
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+
+@dataclass
+class _Waiting:
+    keys: list[Key] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Block:
+    """The sums of keys whose values have one shape.
+
+    Attributes:
+        places: the index of each key on the second axis of ``values``.
+        values: the sums, of shape group x key x ....
+    """
+
+    places: dict[Key, int]
+    groups: Groups
+    values: Tensor
+
+    def add(self, keys: list[Key], values: Tensor, owners: Owners) -> None:
+        """Add values, of shape entry x key x ..., to the sums of the groups of the entries."""
+        self._grow(keys, owners)
+        values = values.to(self.values)
+        places = [self.places[key] for key in keys]
+        if len(places) == len(self.places):
+            if places != sorted(places):
+                values = values[:, np.argsort(places)]
+            owners.add_to(self.values, self.groups, values)
+            return
+        some = torch.tensor(places, device=values.device)
+        sums = self.values[:, some]
+        owners.add_to(sums, self.groups, values)
+        self.values[:, some] = sums
+
+    def _grow(self, keys: list[Key], owners: Owners) -> None:
+        """Make room for keys and groups that are new."""
+        new = [key for key in keys if key not in self.places]
+        more = owners.not_in(self.groups)
+        if not new and not more:
+            return
+        for key in new:
+            self.places[key] = len(self.places)
+        shape = len(self.groups) + len(more), len(self.places), *self.values.shape[2:]
+        larger = self.values.new_zeros(shape)
+        larger[: self.values.shape[0], : self.values.shape[1]] = self.values
+        self.groups += more
+        self.values = larger
