@@ -161,12 +161,14 @@ class CurrentLayer:
         """
         spaces = self.activations.spaces
         keys = visibility.keys
-        if "query" in self.needs:
-            spaces["query"] = Vectors(query, visibility.queries)
-        if "key" in self.needs:
-            spaces["key"] = Vectors(key, keys)
-        if "value" in self.needs:
-            spaces["value"] = Vectors(value, keys)
+        given = {"query": query, "key": key, "value": value}
+        wanted = {name: values for name, values in given.items() if name in self.needs}
+        if visibility.queries is keys:
+            spaces |= Vectors.together(wanted, keys)
+        else:
+            if "query" in wanted:
+                spaces["query"] = Vectors(wanted.pop("query"), visibility.queries)
+            spaces |= Vectors.together(wanted, keys)
         if "attention_input" in self.needs and key_input is not None:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True

@@ -6,7 +6,7 @@ kept.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -50,6 +50,8 @@ class Softmax:
     causal: bool = False
     softcap: float | None = None
     sinks: Float[Tensor, " head"] | None = None
+    # The block of all rows, if one has room for them, since several metrics read it.
+    _only: "Block | None" = field(default=None, init=False, repr=False)
 
     def blocks(self) -> Iterator["Block"]:
         """Blocks of rows that together cover all rows."""
@@ -57,7 +59,11 @@ class Softmax:
         added = None
         if self.added is not None:
             added = self.added.expand(*self.query.shape[:3], key_count)
-        for part in parts(self.query, key_count, self.causal):
+        if self._only is not None:
+            yield self._only
+            return
+        every = [*parts(self.query, key_count, self.causal)]
+        for part in every:
             utterances, heads, queries = part
             end = key_count
             if self.causal:
@@ -79,7 +85,10 @@ class Softmax:
                 logits = (total.log() + largest).squeeze(-1)
                 sinks = self.sinks[heads].unsqueeze(-1)
                 kept = torch.sigmoid(logits - sinks)
-            yield Block(part, key_count, powers, shifted, total, kept)
+            block = Block(part, key_count, powers, shifted, total, kept)
+            if len(every) == 1:
+                self._only = block
+            yield block
 
 
 @dataclass(eq=False)
@@ -90,7 +99,8 @@ class Block:
         part: the slices of utterances, heads and queries.
         key_count: the number of keys.
         powers: e = exp(s − max s); the weights are e / Σ e.
-        shifted: s − max s, which :func:`attend` overwrites; None if the model provides the weights.
+        shifted: s − max s; None once :func:`attend` has used it, or if the model provides the
+            weights.
         total: the sum Z = Σ e; None if the model provides the weights.
         kept: the share of weight that a learnt sink leaves to the keys; None without a sink.
         first_key: the first key that queries of the block see; earlier keys have weight 0.
@@ -127,7 +137,7 @@ class Block:
 
     def of_queries(
         self,
-        numbers: Float[Tensor, "all token"],
+        numbers: Shaped[Tensor, "all token"],
     ) -> Float[Tensor, "utterance 1 query"]:
         """Values of the block's queries, from values of all queries of the batch."""
         utterances, _, queries = self.part
@@ -150,7 +160,7 @@ class Block:
 
     def received(
         self,
-        numbers: Float[Tensor, "all token"],
+        numbers: Shaped[Tensor, "all token"],
     ) -> Float[Tensor, "utterance head key"]:
         """Σ_m a_m p_mn for each key n, where a has a value for every query of the batch."""
         given = self.of_queries(numbers)
@@ -206,9 +216,13 @@ class AttentionWeights:
         Returns:
             Values of shape utterance x head x ..., summed over the queries.
         """
+        utterances, queries = self.counted.shape
+        every = (slice(0, utterances), slice(0, self.heads), slice(0, queries))
         sums = None
         for block in self.blocks():
             values = function(block)
+            if block.part == every:
+                return values
             if sums is None:
                 shape = len(self.counted), self.heads, *values.shape[2:]
                 sums = values.new_zeros(shape)
@@ -292,6 +306,7 @@ def attend(
         # In place: the array is as large as all weights of the block, and not needed again.
         spread = block.shifted.mul_(block.powers).sum(-1)
         entropy[part] = total.log() - spread / total
+        block.shifted = None
         if block.kept is not None:
             kept[part] = block.kept
     if softmax.sinks is not None:

@@ -288,11 +288,14 @@ def score_sums(
     keys = visibility.keys.mask.shape[1]
     seen = call.key_input, call.projected["key"]
     weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, heads, of_keys, *seen)
-    # Index of the head of keys that belongs to each head of queries.
-    meets = torch.arange(heads, device=query.device) // (heads // key_heads) % of_keys
-    weight = weight.index_select(0, meets)
-    if bias is not None:
-        bias = bias.index_select(0, meets)
+    weight = weight.detach()
+    bias = None if bias is None else bias.detach()
+    if of_keys < heads:
+        # Index of the head of keys that belongs to each head of queries.
+        meets = torch.arange(heads, device=query.device) // (heads // key_heads) % of_keys
+        weight = weight.index_select(0, meets)
+        if bias is not None:
+            bias = bias.index_select(0, meets)
     is_rotated = spec.rotary and angles_of(call.arguments)
     if not is_rotated and not spec.key_norm and not spec.latent and not spec.factor:
         return ScoreSums(query, inputs, weight, bias, visibility, None, position, position_query)

@@ -93,8 +93,7 @@ class ScoreSums:
         if self.gradient.shape[2] == 1:
             # Every key of an utterance meets the same gradient, so the sums of the inputs suffice.
             gradient = torch.einsum("bhne,hed->bhnd", self.gradient, self.weight)
-            parts = zip(tokens.split(gradient), tokens.split(self.inputs.kind_sums), strict=True)
-            return torch.stack([(part * sums).sum(0) for part, sums in parts])
+            return tokens.by_run(gradient * self.inputs.kind_sums)
         # Head by head: the C_j of all heads and keys at once would multiply the memory of the
         # inputs by the number of heads.
         inputs = self.inputs.values.flatten(0, 2)
@@ -144,9 +143,5 @@ class ScoreSums:
     ) -> Float[Tensor, "run head type dim"]:
         """Values of the keys, summed by run and by type of key."""
         keys = self.visibility.keys
-        return keys.of_types(self._by_run(keys.kind_masks.to(values.dtype).unsqueeze(1) @ values))
-
-    def _by_run(
-        self, sums: Float[Tensor, "utterance head kind dim"]
-    ) -> Float[Tensor, "run head kind dim"]:
-        return torch.stack([part.sum(0) for part in self.visibility.keys.split(sums)])
+        sums = keys.kind_masks.to(values.dtype).unsqueeze(1) @ values
+        return keys.of_types(keys.by_run(sums))

@@ -1,9 +1,10 @@
 """Tokens behind the vectors of a layer, and the keys that each query may see."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from analysis_lib.models import TOKEN_TYPES
 
+T = TypeVar("T")
 # The first entries of TOKEN_TYPES.
 SPECIAL_TYPES = ("cls", "sep", "register", "detection")
 
@@ -100,6 +102,7 @@ class Tokens:
     long: Bool[Tensor, "utterance token"] | None = None
     ids: Int[Tensor, "utterance token *character"] | None = None
     _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
+    _results: dict[Callable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def on(self, device: torch.device) -> "Tokens":
         """The same tokens on another device; copied to each device once."""
@@ -203,16 +206,37 @@ class Tokens:
         """Jackknife groups of the runs."""
         return Owners(group for group, _ in self.runs)
 
-    def split(
-        self, values: Shaped[Tensor, "utterance *rest"]
-    ) -> tuple[Shaped[Tensor, "_ *rest"], ...]:
-        """Values of the utterances, split into one part per run."""
-        return values.split([rows.stop - rows.start for _, rows in self.runs])
+    def by_run(self, values: Float[Tensor, "utterance *rest"]) -> Float[Tensor, "run *rest"]:
+        """Values of the utterances, summed over each run."""
+        if len(self.runs) == len(self.groups):
+            return values
+        if values.device.type != "cpu":
+            # Not ``index_add_``, see :func:`_add_in_order`.
+            members = self._run_members.to(values.dtype)
+            return (members @ values.flatten(1)).unflatten(1, values.shape[1:])
+        sums = values.new_zeros(len(self.runs), *values.shape[1:])
+        return sums.index_add_(0, self.run_numbers, values)
+
+    @cached_property
+    def _run_members(self) -> Int[Tensor, "run utterance"]:
+        """1 where an utterance is in a run, else 0."""
+        return functional.one_hot(self.run_numbers, len(self.runs)).T.to(self.mask.device)
 
     @cached_property
     def counts(self) -> Float[Tensor, " utterance"]:
         """Number of tokens of each utterance that count."""
         return self.counted.sum(1).double()
+
+    @cached_property
+    def type_counts(self) -> Float[Tensor, "utterance type"]:
+        """Number of tokens of each utterance and type that count."""
+        return (self.type_masks * self.counted.unsqueeze(1)).sum(-1)
+
+    def once(self, function: Callable[["Tokens"], T]) -> T:
+        """The result of a function of these tokens, computed once for all layers that have them."""
+        if function not in self._results:
+            self._results[function] = function(self)
+        return self._results[function]
 
     @property
     def counted_types(self) -> slice:
@@ -315,6 +339,12 @@ class Visibility:
         if self.causal:
             return real.cumsum(1)
         return (self.seen_by.double() @ real.unsqueeze(-1)).squeeze(-1)
+
+    @cached_property
+    def asked(self) -> Float[Tensor, "utterance #key"]:
+        """Number of counted queries that see each key: one number where all see every key."""
+        counted = self.queries.counted.double()
+        return self.over_queries(counted.unsqueeze(-1)).squeeze(-1)
 
     @cached_property
     def pairs(self) -> Float[Tensor, "utterance type"]:

@@ -3,7 +3,7 @@
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from analysis_lib.capture.tokens import Tokens
@@ -16,6 +16,9 @@ def wide(values: Tensor) -> Tensor:
 
 # Range of norms in which single precision can hold the squares of all components, and their sum.
 SMALLEST_NORM, LARGEST_NORM = 1e-15, 1e18
+# Largest number of components that are copied so that the sums of several spaces are computed
+# together: more take longer to copy than several operations take to begin.
+JOINED, JOINED_ON_GPU = 2**16, 2**24
 
 
 class Vectors:
@@ -30,9 +33,37 @@ class Vectors:
         tokens: the tokens of the vectors.
     """
 
-    def __init__(self, values: Float[Tensor, "utterance head token dim"], tokens: Tokens):
+    def __init__(
+        self,
+        values: Float[Tensor, "utterance head token dim"],
+        tokens: Tokens,
+        joined: "tuple[Vectors, slice] | None" = None,
+    ):
+        """Args:
+        joined: vectors of several spaces, and which of their heads these are.
+        """
         self.values = values
         self.tokens = tokens
+        self._joined = joined
+
+    @classmethod
+    def together(
+        cls, spaces: dict[str, Float[Tensor, "utterance _ token dim"]], tokens: Tokens
+    ) -> "dict[str, Vectors]":
+        """Vectors of several spaces, whose sums are computed together if they are few."""
+        shapes = {(len(values), *values.shape[2:]) for values in spaces.values()}
+        size = sum(values.numel() for values in spaces.values())
+        most = JOINED if tokens.mask.device.type == "cpu" else JOINED_ON_GPU
+        if len(spaces) < 2 or len(shapes) > 1 or size > most:
+            return {name: cls(values, tokens) for name, values in spaces.items()}
+        every = cls(torch.cat([*spaces.values()], 1), tokens)
+        vectors = {}
+        start = 0
+        for name, values in spaces.items():
+            heads = slice(start, start + values.shape[1])
+            vectors[name] = cls(values, tokens, (every, heads))
+            start = heads.stop
+        return vectors
 
     @property
     def counts(self) -> Float[Tensor, " utterance"]:
@@ -42,13 +73,18 @@ class Vectors:
     @cached_property
     def norms(self) -> Float[Tensor, "utterance head token"]:
         """‖x‖₂ of every vector, 0 where the token does not count."""
+        return self.every_norm * self.tokens.counted.unsqueeze(1)
+
+    @cached_property
+    def every_norm(self) -> Float[Tensor, "utterance head token"]:
+        """‖x‖₂ of every vector, also where the token does not count."""
+        if self._joined is not None:
+            every, heads = self._joined
+            return every.every_norm[:, heads]
         if self._is_out_of_scale:
-            norms = torch.linalg.vector_norm(self.values, dim=-1, dtype=torch.float64).to(
-                self.values.dtype
-            )
-        else:
-            norms = self._plain_norms
-        return norms * self.tokens.counted.unsqueeze(1)
+            norms = torch.linalg.vector_norm(self.values, dim=-1, dtype=torch.float64)
+            return norms.to(self.values.dtype)
+        return self._plain_norms
 
     @cached_property
     def _plain_norms(self) -> Float[Tensor, "utterance head token"]:
@@ -60,22 +96,24 @@ class Vectors:
         if self.values.dtype == torch.float64 or self.values.device.type != "cpu":
             # On a GPU, looking at the norms would need a synchronisation.
             return self.values.device.type == "cuda" and self.values.dtype != torch.float64
+        norms = self._plain_norms.detach().numpy()
+        if norms.min(initial=1) > SMALLEST_NORM and norms.max(initial=1) < LARGEST_NORM:
+            return False
         is_doubtful = ~((self._plain_norms > SMALLEST_NORM) & (self._plain_norms < LARGEST_NORM))
-        return bool(is_doubtful.any()) and bool((self.values[is_doubtful] != 0).any())
+        return bool((self.values[is_doubtful] != 0).any())
 
-    @cached_property
+    @property
     def nonzero(self) -> Float[Tensor, "utterance head"]:
         """Number of counted vectors that are not zero.
 
         A zero vector has no direction and enters no cosine.
         """
-        # Not "> 0", which would count NaN as zero and hide it.
-        return (self.norms != 0).sum(-1).double()
+        return nonzero(*self.lengths)
 
     @property
-    def zeros(self) -> Int[Tensor, ""]:
-        """Number of counted vectors that are zero, in all utterances and heads."""
-        return (self.counts.unsqueeze(1) - self.nonzero).sum().long()
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """The norm of every vector, and which tokens count: arguments of :func:`nonzero`."""
+        return self.every_norm, self.tokens.counted.unsqueeze(1)
 
     @property
     def unit_sum(self) -> Float[Tensor, "utterance head dim"]:
@@ -84,6 +122,9 @@ class Vectors:
 
     @cached_property
     def _both_sums(self) -> Float[Tensor, "utterance head 2 dim"]:
+        if self._joined is not None:
+            every, heads = self._joined
+            return every._both_sums[:, heads]
         # One matrix product, since reading the vectors takes longer than adding them.
         counted = (
             self.tokens.counted.to(self.values.dtype).unsqueeze(1).expand(self.values.shape[:3])
@@ -100,8 +141,9 @@ class Vectors:
 
     @property
     def _inverse_norms(self) -> Float[Tensor, "utterance head token"]:
-        """/ ‖x‖₂ of each vector; 0 where it has no direction."""
-        return torch.where(self.norms != 0, self.norms.reciprocal(), 0)
+        """1 / ‖x‖₂ of each vector that counts, else 0; the components of a zero vector are 0."""
+        smallest = torch.finfo(self.values.dtype).tiny
+        return self.tokens.counted.unsqueeze(1) / self.every_norm.clamp_min(smallest)
 
     @property
     def sum(self) -> Float[Tensor, "utterance head dim"]:
@@ -124,3 +166,18 @@ class Vectors:
             )
             sums = masks.unsqueeze(1) @ self.values
         return sums[:, :, self.tokens.counted_types]
+
+
+def nonzero(
+    norms: Float[Tensor, "*batch head token"], counted: Bool[Tensor, "*batch 1 token"]
+) -> Float[Tensor, "*batch head"]:
+    """Number of counted vectors whose norm is not zero."""
+    # Not "> 0", which would count NaN as zero and hide it.
+    return ((norms != 0) & counted).sum(-1).double()
+
+
+def norm_sum(
+    norms: Float[Tensor, "*batch head token"], counted: Bool[Tensor, "*batch 1 token"]
+) -> Float[Tensor, "*batch head"]:
+    """Sum of the norms of counted vectors."""
+    return (norms * counted).sum(-1)

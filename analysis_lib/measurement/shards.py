@@ -244,6 +244,7 @@ def _measure_part(source: Source, part: _Part) -> Measured:
         source.run(batch, needs, receive, part.shard.settings.maps, part.shard.changes)
         for metric in metrics:
             metric.sums.settle()
+        part.report.settle()
     part.report.close()
     return part, metrics, part.report
 

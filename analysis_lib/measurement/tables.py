@@ -20,6 +20,7 @@ from analysis_lib.errors import AnalysisError, UnknownNameError, near_names, req
 from analysis_lib.files import Output
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.intervals import Estimate, jackknife
+from analysis_lib.metrics.sums import Sums
 from analysis_lib.models import title
 
 # Function that computes one or several numbers from the tables of one or several measurements.
@@ -50,6 +51,10 @@ class Report(Reading):
     zero_vectors: dict[str, int] = field(default_factory=dict)
     long: dict[str, int] = field(default_factory=dict)
     layers: list[dict] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Numbers of zero vectors, where they were counted.
+        self._zeros = Sums()
 
     def merge(self, other: "Report") -> None:
         for name in COUNTS:
@@ -87,9 +92,13 @@ class Report(Reading):
             self.long[key] = self.long.get(key, 0) + hidden.tokens.long.sum()
         for space, vectors in activations.spaces.items():
             # Count zero vectors only if a metric has already computed the norms.
-            if space != "attention_input" and "norms" in vars(vectors):
-                key = f"{space} {activations.layer}"
-                self.zero_vectors[key] = self.zero_vectors.get(key, 0) + vectors.zeros
+            if space != "attention_input" and "every_norm" in vars(vectors):
+                owners = activations.tokens.owners
+                self._zeros.add((space, activations.layer), vectors.lengths, owners, _zeros)
+
+    def settle(self) -> None:
+        """Count what has been added, at the end of a batch."""
+        self._zeros.settle()
 
     def close(self) -> None:
         """Finish the counting: copy all counts from the device at once, and drop zeros."""
@@ -97,14 +106,22 @@ class Report(Reading):
         self.layers.sort(key=operator.itemgetter("layer"))
         if isinstance(self.tokens, Tensor):
             # The layers of a model can lie on several devices.
-            counts = [*self.zero_vectors.values(), *self.long.values()]
+            zeros = {key: counts.sum().long() for key, (_, counts) in self._zeros.items()}
+            counts = [*zeros.values(), *self.long.values()]
             counts = [count.to(self.tokens.device) for count in counts]
             self.tokens, self.counted, *counts = torch.stack(
                 [self.tokens, self.counted, *counts]
             ).tolist()
-            pairs = zip(self.zero_vectors, counts, strict=False)
-            self.long = dict(zip(self.long, counts[len(self.zero_vectors) :], strict=True))
-            self.zero_vectors = {key: count for key, count in pairs if count}
+            self.long = dict(zip(self.long, counts[len(zeros) :], strict=True))
+            for (space, layer), count in zip(zeros, counts, strict=False):
+                if count:
+                    self.zero_vectors[f"{space} {layer}"] = count
+            self._zeros = Sums()
+
+
+def _zeros(norms: Tensor, counted: Tensor) -> Tensor:
+    """Number of counted vectors of an utterance that are zero."""
+    return ((norms == 0) & counted).sum((-1, -2))
 
 
 def _layer(activations: Activations) -> dict:

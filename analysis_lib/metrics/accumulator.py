@@ -30,6 +30,8 @@ GROUPS = 20
 VECTOR_SPACES = ("hidden", "final", "query", "key", "value")
 # Spaces that have no heads.
 WHOLE_SPACES = ("hidden", "final")
+# A view of less than this part of a tensor is copied until the end of the batch.
+SMALLEST_PART = 32
 # Types of keys, in table order.
 KEY_TYPES = ("all", *TOKEN_TYPES, "sink")
 
@@ -201,7 +203,7 @@ class Metric(ABC):
         """Add the sums of ``other``; the result is that of one pass over both corpora."""
         owners = functools.cache(Owners)
         for key, (groups, values) in other.sums.items():
-            self.sums.add(key, values, owners(groups))
+            self.sums.add(key, [values], owners(groups))
         self.sums.settle()
 
     def table(self) -> pd.DataFrame:
@@ -372,9 +374,21 @@ class Metric(ABC):
             if space in self.needs and space in activations.spaces:
                 yield space, activations.spaces[space]
 
-    def add(self, key: Key, values: Tensor, activations: Activations) -> None:
-        """Add values, whose first axis is the batch's utterances, to the sums of their groups."""
-        self._add(key, values, activations.tokens.owners)
+    def add(
+        self,
+        key: Key,
+        values: Tensor | Sequence[Tensor],
+        activations: Activations,
+        of: Callable[..., Tensor] | None = None,
+    ) -> None:
+        """Add values, whose first axis is the batch's utterances, to the sums of their groups.
+
+        Args:
+            of: gives what is summed if ``values`` are its arguments. It is called once at the end
+                of a batch, with the values of several keys stacked along a second axis, and saves
+                a GPU many small operations.
+        """
+        self._add(key, values, activations.tokens.owners, of)
 
     def add_runs(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values that are summed over each run already: their first axis is ``tokens.runs``."""
@@ -384,12 +398,24 @@ class Metric(ABC):
         """Add a sum too large to keep once per group; columns made from it have no interval."""
         self._add(key, values.unsqueeze(0), _WHOLE)
 
-    def _add(self, key: Key, values: Tensor, owners: Owners) -> None:
-        # Values that are a small part of a tensor, such as the vectors of a token, would keep all
-        # of it in memory until the end of the batch.
-        if values.untyped_storage().nbytes() > 4 * values.nbytes:
-            values = values.clone()
-        self.sums.add(key, values, owners)
+    def _add(
+        self,
+        key: Key,
+        values: Tensor | Sequence[Tensor],
+        owners: Owners,
+        of: Callable[..., Tensor] | None = None,
+    ) -> None:
+        parts = [values] if isinstance(values, Tensor) else values
+        self.sums.add(key, [_alone(part) for part in parts], owners, of)
+
+
+def _alone(values: Tensor) -> Tensor:
+    """The values themselves, or a copy if they are a small part of a tensor.
+
+    Such a part, as the vectors of one token, would keep all of it in memory until the batch ends.
+    """
+    held = values.untyped_storage().nbytes()
+    return values.clone() if held > SMALLEST_PART * values.nbytes else values
 
 
 _WHOLE = Owners([WHOLE])

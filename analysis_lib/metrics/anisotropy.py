@@ -5,8 +5,10 @@ import pandas as pd
 import scipy
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from analysis_lib.capture import Activations
+from analysis_lib.capture.vectors import nonzero
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import (
     VECTOR_SPACES,
@@ -96,7 +98,7 @@ class Anisotropy(Metric):
         layer = activations.layer
         for space, vectors in self.vectors(activations):
             self.add(("unit_sum", space, layer), vectors.unit_sum, activations)
-            self.add(("vectors", space, layer), vectors.nonzero, activations)
+            self.add(("vectors", space, layer), vectors.lengths, activations, nonzero)
 
     def rows(self, sums: LayerSums) -> Columns:
         count = sums["vectors"]
@@ -161,13 +163,9 @@ class UtteranceSimilarity(Metric):
     def update(self, activations: Activations) -> None:
         layer = activations.layer
         for space, vectors in self.vectors(activations):
-            count = vectors.nonzero
-            pairs = (count * (count - 1)).clamp_min(1)
-            square = vectors.unit_sum.double().square().sum(-1)
-            has_pairs = count > 1
-            similarity = torch.where(has_pairs, (square - count) / pairs, 0)
-            self.add(("similarity", space, layer), similarity, activations)
-            self.add(("utterances", space, layer), has_pairs.double(), activations)
+            parts = (vectors.unit_sum, *vectors.lengths)
+            self.add(("similarity", space, layer), parts, activations, _similarities)
+            self.add(("utterances", space, layer), vectors.lengths, activations, _has_pairs)
 
     def rows(self, sums: LayerSums) -> Columns:
         count = sums["utterances"]
@@ -183,3 +181,15 @@ class UtteranceSimilarity(Metric):
                 "model whose vectors there are not zero"
             )
         return table
+
+
+def _similarities(unit_sum: Tensor, norms: Tensor, counted: Tensor) -> Tensor:
+    """The mean cosine of the token pairs of each utterance; 0 where it has none."""
+    count = nonzero(norms, counted)
+    pairs = (count * (count - 1)).clamp_min(1)
+    square = unit_sum.double().square().sum(-1)
+    return torch.where(count > 1, (square - count) / pairs, 0)
+
+
+def _has_pairs(norms: Tensor, counted: Tensor) -> Tensor:
+    return nonzero(norms, counted) > 1

@@ -1,6 +1,7 @@
 """Attention rows: entropy, weight by type of key, and the attention that each key receives."""
 
 import numpy as np
+from torch import Tensor
 
 from analysis_lib.capture import BLOCKS, WEIGHTS, Activations
 from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, LayerSums, Metric, means_of
@@ -31,17 +32,13 @@ class AttentionEntropy(Metric):
         layer = activations.layer
         if attention is None:
             return
-        entropy = attention.entropy.double()
-        key_counts = attention.key_counts
-        counted = attention.counted.double().unsqueeze(1)
-        several = counted * (key_counts > 1).unsqueeze(1)
-        largest = key_counts.clamp_min(2).log().unsqueeze(1)
-        nats = (entropy * counted).sum(-1)
-        normalised = (entropy / largest * several).sum(-1)
-        self.add(("nats", layer), nats, activations)
-        self.add(("normalised", layer), normalised, activations)
-        self.add(("rows", layer), counted.sum((1, 2)), activations)
-        self.add(("normalised_rows", layer), several.sum((1, 2)), activations)
+        counted = attention.counted.unsqueeze(1)
+        seen = attention.key_counts.unsqueeze(1)
+        self.add(("nats", layer), (attention.entropy, counted), activations, _nats)
+        parts = (attention.entropy, seen, counted)
+        self.add(("normalised", layer), parts, activations, _normalised)
+        self.add(("rows", layer), attention.visibility.queries.counts, activations)
+        self.add(("normalised_rows", layer), (seen, counted), activations, _normalised_rows)
 
     def rows(self, sums: LayerSums) -> Columns:
         rows = sums["rows"][:, None]
@@ -50,6 +47,19 @@ class AttentionEntropy(Metric):
             "entropy_nats": sums["nats"] / rows,
             "entropy_normalised": means_of(sums["normalised"], several),
         }
+
+
+def _nats(entropy: Tensor, counted: Tensor) -> Tensor:
+    return (entropy.double() * counted).sum(-1)
+
+
+def _normalised(entropy: Tensor, seen: Tensor, counted: Tensor) -> Tensor:
+    largest = seen.clamp_min(2).log()
+    return (entropy.double() / largest * (counted & (seen > 1))).sum(-1)
+
+
+def _normalised_rows(seen: Tensor, counted: Tensor) -> Tensor:
+    return (counted & (seen > 1)).sum((-1, -2))
 
 
 class AttentionByTokenType(Metric):
@@ -77,9 +87,8 @@ class AttentionByTokenType(Metric):
             return
         counted = attention.counted.to(attention.mass.dtype)
         mass = (counted[:, None, None] @ attention.mass).squeeze(2)
-        queries = attention.counted.sum(1).double()
         self.add(("mass", layer), mass, activations)
-        self.add(("queries", layer), queries, activations)
+        self.add(("queries", layer), attention.visibility.queries.counts, activations)
         self.add(("pairs", layer), attention.pairs, activations)
         self.add(("uniform", layer), attention.uniform, activations)
 
@@ -125,18 +134,13 @@ class AttentionReceived(Metric):
         if attention is None:
             return
         visibility = attention.visibility
-        counted = attention.counted.double()
-        weights = attention.reduce(lambda block: block.received(counted))
-        # Number of queries that see each key: a single number where all queries see all keys.
-        queries = visibility.over_queries(counted.unsqueeze(-1)).squeeze(-1)
-        share = weights.double() / queries.clamp_min(1).unsqueeze(1)
-        is_seen = (queries > 0).expand_as(visibility.keys.mask)
-        slots = slots_of(visibility.keys) * is_seen.unsqueeze(1)
-        slots = slots.transpose(1, 2)
-        is_sink = (share > SINK).double()
-        self.add(("received", layer), share @ slots, activations)
-        self.add(("sinks", layer), is_sink @ slots, activations)
-        self.add(("keys", layer), slots.sum(1), activations)
+        weights = attention.reduce(lambda block: block.received(attention.counted))
+        slots = visibility.keys.once(slots_of)
+        asked = visibility.asked.unsqueeze(1)
+        parts = (weights, asked, slots)
+        self.add(("received", layer), parts, activations, _received)
+        self.add(("sinks", layer), parts, activations, _sinks)
+        self.add(("keys", layer), (asked, slots), activations, _keys)
 
     def rows(self, sums: LayerSums) -> Columns:
         occur = with_all(sums.whole["keys"] > 0) > 0
@@ -150,3 +154,24 @@ class AttentionReceived(Metric):
             "sink_rate": means_of(sinks, keys),
             "keys": keys.astype(int),
         }
+
+
+def _seen_slots(asked: Tensor, slots: Tensor) -> Tensor:
+    """The slots of keys that a counted query sees."""
+    return slots * (asked > 0)
+
+
+def _received(weights: Tensor, asked: Tensor, slots: Tensor) -> Tensor:
+    """Mean weight of each key over the queries that see it, summed by slot."""
+    share = weights.double() / asked.clamp_min(1)
+    return share @ _seen_slots(asked, slots).mT
+
+
+def _sinks(weights: Tensor, asked: Tensor, slots: Tensor) -> Tensor:
+    """Number of keys by slot that are sinks."""
+    share = weights.double() / asked.clamp_min(1)
+    return (share > SINK).double() @ _seen_slots(asked, slots).mT
+
+
+def _keys(asked: Tensor, slots: Tensor) -> Tensor:
+    return _seen_slots(asked, slots).sum(-1)

@@ -54,9 +54,8 @@ class DimensionMeans(Metric):
         if hidden is None:
             return
         tokens = hidden.tokens
-        counts = (tokens.type_masks * tokens.counted.unsqueeze(1)).sum(-1)
         self.add(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
-        self.add(("tokens", layer), counts[:, tokens.counted_types], activations)
+        self.add(("tokens", layer), tokens.type_counts[:, tokens.counted_types], activations)
 
     def rows(self, sums: LayerSums) -> Columns:
         tokens = sums["tokens"]

@@ -3,6 +3,7 @@
 import numpy as np
 
 from analysis_lib.capture import Activations
+from analysis_lib.capture.vectors import norm_sum
 from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, Metric, means_of
 
 
@@ -24,8 +25,7 @@ class MeanVector(Metric):
         layer = activations.layer
         for space, vectors in self.vectors(activations):
             self.add(("sum", space, layer), vectors.sum, activations)
-            norms = vectors.norms.sum(-1)
-            self.add(("norms", space, layer), norms, activations)
+            self.add(("norms", space, layer), vectors.lengths, activations, norm_sum)
             self.add(("tokens", space, layer), vectors.counts, activations)
 
     def rows(self, sums: LayerSums) -> Columns:

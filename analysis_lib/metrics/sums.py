@@ -1,6 +1,6 @@
 """Sums of a metric: by key, and for each key one per jackknife group, in float64."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,8 +12,9 @@ from analysis_lib.capture import Owners
 
 # Group of the sums that are kept over all groups at once.
 WHOLE = -1
-# Largest number of values of a key that are stacked with those of other keys.
-LARGEST_STACKED = 2**16
+# Largest number of values of a key that are stacked with those of other keys: on a processor, more
+# would leave its cache.
+LARGEST_STACKED, LARGEST_STACKED_ON_GPU = 2**12, 2**16
 # Number of bytes from which on values do not wait for the end of the batch.
 MOST_WAITING = 2**26
 
@@ -53,50 +54,74 @@ class Sums(Mapping[Key, GroupSums]):
     """
 
     def __init__(self, sums: Mapping[Key, GroupSums] | None = None) -> None:
-        self._block_of: dict[Key, _Block] = {}
+        # The block of each key; None until values have been added.
+        self._block_of: dict[Key, _Block | None] = {}
         self._blocks: dict[tuple, _Block] = {}
         self._waiting: dict[tuple, _Waiting] = {}
         self._bytes = 0
         for key, (groups, values) in (sums or {}).items():
             self._block_of[key] = _Block({key: 0}, groups, torch.as_tensor(values).unsqueeze(1))
 
-    def add(self, key: Key, values: Tensor, owners: Owners) -> None:
-        """Add values, whose first axis is that of ``owners``, to the sums of their groups."""
-        block = self._block(key, values, owners)
-        alike = block, owners, values.dtype, values.device
-        waiting = self._waiting.setdefault(alike, _Waiting())
+    def add(
+        self,
+        key: Key,
+        values: Sequence[Tensor],
+        owners: Owners,
+        of: Callable[..., Tensor] | None = None,
+    ) -> None:
+        """Add values, whose first axis is that of ``owners``, to the sums of their groups.
+
+        Args:
+            values: one tensor, or the arguments of ``of``.
+            of: gives the values to be summed, entry x key x ..., from tensors of shape entry x key
+                x ....
+        """
+        alike = (of, *((part.shape[1:], part.dtype, part.device) for part in values))
+        on_cpu = values[0].device.type == "cpu"
+        if values[0][0].numel() > (LARGEST_STACKED if on_cpu else LARGEST_STACKED_ON_GPU):
+            alike += (key,)
+        # Layers that read other tokens have owners of their own, with the same groups.
+        waiting = self._waiting.setdefault((owners.groups, alike), _Waiting(owners))
         if key in waiting.keys:
             self.settle()
-            waiting = self._waiting.setdefault(alike, _Waiting())
+            self.add(key, values, owners, of)
+            return
+        self._block_of.setdefault(key)
         waiting.keys.append(key)
         waiting.values.append(values)
-        self._bytes += values.nbytes
+        self._bytes += sum(part.nbytes for part in values)
         if self._bytes > MOST_WAITING:
             self.settle()
-
-    def _block(self, key: Key, values: Tensor, owners: Owners) -> "_Block":
-        if key not in self._block_of:
-            is_whole = owners.groups == (WHOLE,)
-            # Sums over all groups are in main memory: a GPU may have no room for them.
-            device = torch.device("cpu") if is_whole else values.device
-            rest = values.shape[1:]
-            alike = (rest, device, is_whole)
-            if rest.numel() > LARGEST_STACKED:
-                alike += (key,)
-            if alike not in self._blocks:
-                zeros = torch.zeros(0, 0, *rest, dtype=torch.float64, device=device)
-                self._blocks[alike] = _Block({}, (), zeros)
-            self._block_of[key] = self._blocks[alike]
-        return self._block_of[key]
 
     def settle(self) -> None:
         """Add the values that wait."""
         # The sums outlive the forward pass, which runs in inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            for (block, owners, *_), waiting in self._waiting.items():
-                block.add(waiting.keys, torch.stack(waiting.values, 1), owners)
+            for (_, alike), waiting in self._waiting.items():
+                of, *_ = alike
+                owners = waiting.owners
+                values = [torch.stack(parts, 1) for parts in zip(*waiting.values, strict=True)]
+                values = of(*values) if of else values[0]
+                blocks = [self._block(key, alike, values, owners) for key in waiting.keys]
+                for block in dict.fromkeys(blocks):
+                    of_block = [index for index, other in enumerate(blocks) if other is block]
+                    keys = [waiting.keys[index] for index in of_block]
+                    some = values if len(of_block) == len(blocks) else values[:, of_block]
+                    block.add(keys, some, owners)
         self._waiting = {}
         self._bytes = 0
+
+    def _block(self, key: Key, alike: tuple, values: Tensor, owners: Owners) -> "_Block":
+        if self._block_of[key] is None:
+            is_whole = owners.groups == (WHOLE,)
+            # Sums over all groups are in main memory: a GPU may have no room for them.
+            device = torch.device("cpu") if is_whole else values.device
+            name = (alike, values.shape[2:], is_whole)
+            if name not in self._blocks:
+                zeros = torch.zeros(0, 0, *values.shape[2:], dtype=torch.float64, device=device)
+                self._blocks[name] = _Block({}, (), zeros)
+            self._block_of[key] = self._blocks[name]
+        return self._block_of[key]
 
     def arrays(self) -> dict[Key, GroupSums]:
         """The sums as arrays in main memory."""
@@ -123,8 +148,9 @@ class Sums(Mapping[Key, GroupSums]):
 
 @dataclass
 class _Waiting:
+    owners: Owners
     keys: list[Key] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    values: list[Sequence[Tensor]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -150,7 +176,7 @@ class _Block:
                 values = values[:, np.argsort(places)]
             owners.add_to(self.values, self.groups, values)
             return
-        some = torch.tensor(places, device=values.device)
+        some = torch.tensor(places).to(values.device)
         sums = self.values[:, some]
         owners.add_to(sums, self.groups, values)
         self.values[:, some] = sums

@@ -141,6 +141,9 @@ def measured(name: str, count: int) -> dict[str, object]:
             captured_pass(
                 loaded, batch, frozenset().union(*(metric.needs for metric in metrics)), receive
             )
+            for metric in metrics:
+                metric.sums.settle()
+            report.settle()
         try:
             report.close()
         except DataDependentOutputException:

@@ -63,14 +63,15 @@ def test_rows_are_those_of_the_weights(dtype, seen, biased, sharpness, monkeypat
     query, key, value, kinds = (one.to(dtype) for one in (query, key, value, kinds))
     bias, before = (None, None) if bias is None else (bias.to(dtype), bias.to(dtype, copy=True))
     added = attention_rows.added_to_scores(None if seen == "all" else mask, bias, dtype)
-    softmax = attention_rows.Softmax(query, key, HEAD_DIM**-0.5, added, causal=seen == "earlier")
+    given = query, key, HEAD_DIM**-0.5, added
     tokens = tokens_of([[OTHER] * TOKENS] * UTTERANCES)
-    attention = AttentionWeights(Visibility(tokens, tokens), HEADS, softmax.blocks)
     tolerance = 1e-12 if dtype is torch.float64 else 1e-4
     for room in ROOMS:
         monkeypatch.setattr(attention_rows, "SCORES_AT_ONCE", room)
         for rows in (7, 64):
             monkeypatch.setattr(attention_rows, "CAUSAL_ROWS", rows)
+            softmax = attention_rows.Softmax(*given, causal=seen == "earlier")
+            attention = AttentionWeights(Visibility(tokens, tokens), HEADS, softmax.blocks)
             found = attention_rows.attend(softmax, value, kinds)
             of_keys = attention.reduce(lambda block: block.received(counted))
             backward = attention.reduce(of_earlier_keys)

@@ -44,14 +44,13 @@ from analysis_lib import (
     measure,
     metrics,
 )
-from analysis_lib.capture import source
+from analysis_lib.capture import Owners, source
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.source import as_source
 from analysis_lib.cli import main
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import execution, merging, shards
 from analysis_lib.measurement.tables import Report
-from analysis_lib.metrics.accumulator import GroupSums
 from analysis_lib.models.live import live_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -729,9 +728,9 @@ def test_workers_merge_branches_whatever_happens_to_them(dask, model, four_branc
 def test_a_shard_carries_no_sums(model, small_shards):
     filled = metrics.resolve(FEW)
     for metric in filled:
-        metric.sums["cosine", 0] = GroupSums((0,), torch.ones(1, 1))
+        metric.sums.add(("cosine", 0), [torch.ones(1, 1)], Owners([0]))
     for shard in shards.make_shards(as_source(model), CORPUS, filled, Settings()):
-        assert [metric.sums for metric in shard.metrics] == [{}, {}]
+        assert [dict(metric.sums) for metric in shard.metrics] == [{}, {}]
 
 
 def test_a_branch_that_was_begun_elsewhere_is_ended_here(
