@@ -209,7 +209,13 @@ class InterfaceAttention:
             key = key.repeat_interleave(shared_by, 1)
             value = value.repeat_interleave(shared_by, 1)
         sinks = None if sinks is None else wide(sinks)
-        added = added_to_scores(mask, bias, query.dtype)
+        if bias is None and mask is not None:
+            # Layers share masks.
+            if query.dtype not in visibility.added:
+                visibility.added[query.dtype] = added_to_scores(mask, None, query.dtype)
+            added = visibility.added[query.dtype]
+        else:
+            added = added_to_scores(mask, bias, query.dtype)
         softmax = Softmax(query, key, scaling, added, visibility.causal, softcap, sinks)
         has_sink = sinks is not None
         attention = AttentionWeights(visibility, query.shape[1], softmax.blocks, has_sink=has_sink)

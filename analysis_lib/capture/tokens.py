@@ -286,12 +286,15 @@ class Visibility:
         causal: whether query m sees the keys n ≤ m only.
         seen_by: 1 where a query sees a key, else 0; None if each sees all keys, or if attention is
             causal.
+        added: by precision, what is added to scores so that hidden keys get no weight, once a layer
+            has needed it.
     """
 
     queries: Tokens
     keys: Tokens
     causal: bool = False
     seen_by: Float[Tensor, "utterance token key"] | None = None
+    added: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     @classmethod
     def from_mask(
@@ -341,7 +344,7 @@ class Visibility:
         return (self.seen_by.double() @ real.unsqueeze(-1)).squeeze(-1)
 
     @cached_property
-    def asked(self) -> Float[Tensor, "utterance #key"]:
+    def query_counts(self) -> Float[Tensor, "utterance #key"]:
         """Number of counted queries that see each key: one number where all see every key."""
         counted = self.queries.counted.double()
         return self.over_queries(counted.unsqueeze(-1)).squeeze(-1)

@@ -136,11 +136,11 @@ class AttentionReceived(Metric):
         visibility = attention.visibility
         weights = attention.reduce(lambda block: block.received(attention.counted))
         slots = visibility.keys.once(slots_of)
-        asked = visibility.asked.unsqueeze(1)
-        parts = (weights, asked, slots)
+        query_counts = visibility.query_counts.unsqueeze(1)
+        parts = (weights, query_counts, slots)
         self.add(("received", layer), parts, activations, _received)
         self.add(("sinks", layer), parts, activations, _sinks)
-        self.add(("keys", layer), (asked, slots), activations, _keys)
+        self.add(("keys", layer), (query_counts, slots), activations, _keys)
 
     def rows(self, sums: LayerSums) -> Columns:
         occur = with_all(sums.whole["keys"] > 0) > 0
@@ -156,22 +156,22 @@ class AttentionReceived(Metric):
         }
 
 
-def _seen_slots(asked: Tensor, slots: Tensor) -> Tensor:
+def _seen_slots(query_counts: Tensor, slots: Tensor) -> Tensor:
     """The slots of keys that a counted query sees."""
-    return slots * (asked > 0)
+    return slots * (query_counts > 0)
 
 
-def _received(weights: Tensor, asked: Tensor, slots: Tensor) -> Tensor:
+def _received(weights: Tensor, query_counts: Tensor, slots: Tensor) -> Tensor:
     """Mean weight of each key over the queries that see it, summed by slot."""
-    share = weights.double() / asked.clamp_min(1)
-    return share @ _seen_slots(asked, slots).mT
+    share = weights.double() / query_counts.clamp_min(1)
+    return share @ _seen_slots(query_counts, slots).mT
 
 
-def _sinks(weights: Tensor, asked: Tensor, slots: Tensor) -> Tensor:
+def _sinks(weights: Tensor, query_counts: Tensor, slots: Tensor) -> Tensor:
     """Number of keys by slot that are sinks."""
-    share = weights.double() / asked.clamp_min(1)
-    return (share > SINK).double() @ _seen_slots(asked, slots).mT
+    share = weights.double() / query_counts.clamp_min(1)
+    return (share > SINK).double() @ _seen_slots(query_counts, slots).mT
 
 
-def _keys(asked: Tensor, slots: Tensor) -> Tensor:
-    return _seen_slots(asked, slots).sum(-1)
+def _keys(query_counts: Tensor, slots: Tensor) -> Tensor:
+    return _seen_slots(query_counts, slots).sum(-1)
