@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from analysis_lib.capture.activations import (
@@ -28,7 +29,7 @@ from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.memory import memory_errors
 from analysis_lib.capture.projections import NotLinear, is_plain
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.models import LoadedModel
 from analysis_lib.models.devices import unpacked, without_gradients
 from analysis_lib.models.loading import lacks_head
 from analysis_lib.models.outer import answer, is_activated_by_tokens, is_plain_head
@@ -184,10 +185,13 @@ def _decided(loaded: LoadedModel, batch: Batch, difference: float) -> tuple[bool
     return False, difference
 
 
-def _difference(loaded: LoadedModel, batch: Batch) -> float:
+def _difference(loaded: LoadedModel, batch: Batch, dtype: torch.dtype | None = None) -> float:
     """Largest difference between captured and plain output, as a share of the largest activation.
 
     NaN if the plain output is not finite.
+
+    Args:
+        dtype: what is computed in; the precision of the weights by default.
     """
     needs = frozenset({*SPACES, WEIGHTS, SCORES}).difference(loaded.unsupported)
     with without_gradients(loaded.outer), _full_precision(loaded):
@@ -202,7 +206,7 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
                 f"the data ({type(error).__name__}: {error}): give the one that belongs to it, or "
                 "other data"
             ) from error
-        within = torch.finfo(loaded.model.dtype).eps ** 0.5
+        within = torch.finfo(dtype or loaded.model.dtype).eps ** 0.5
         with memory_errors(loaded, batch):
             captured = captured_pass(loaded, batch, needs, partial(_prove_scores, within))
     if not plain.isfinite().all():
@@ -243,27 +247,55 @@ def _prove_scores(within: float, activations: Activations) -> None:
 
 
 class _DoublePrecision(TorchFunctionMode):
-    """A context in which nothing is computed in float32.
+    """A context in which everything is computed in float64, whatever the weights of a model are.
 
-    transformers converts some norms, rotations and masks to it.
+    Each operation gets its operands in float64, so that a weight is converted when it is used, and
+    no second copy of the model is ever in memory. transformers converts some norms, rotations and
+    masks to float32 by itself: these stay in float64, too.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function is Tensor.float:
-            return args[0].double()
+        if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
+            return unpacked(args[0]).double()
         if function is Tensor.view:  # Bytes of a file, which keep their type.
             return function(*args, **kwargs)
         if function is torch.full and "dtype" not in kwargs:
             # XGLM turns the lowest float64 number into a float32 number.
             value = args[1] if len(args) > 1 else kwargs["fill_value"]
             kwargs = {**kwargs, "dtype": torch.float64 if isinstance(value, float) else None}
-        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-        kwargs = {
-            name: torch.float64 if value is torch.float32 else value
-            for name, value in kwargs.items()
-        }
-        return function(*args, **kwargs)
+        if function is functional.embedding:
+            # Of a large vocabulary, the words that are read alone.
+            return _in_double(function(*args, **kwargs))
+        name = getattr(function, "__name__", "")
+        changed = []
+        if name in CHANGES or (name.endswith("_") and not name.endswith("__")):
+            # What is changed in place cannot be replaced by a copy.
+            changed, args = args[:1], args[1:]
+            if isinstance(changed[0], Tensor) and changed[0].dtype != torch.float64:
+                return function(*changed, *args, **kwargs)
+        args = [_in_double(value) for value in args]
+        kwargs = {name: _in_double(value) for name, value in kwargs.items()}
+        return function(*changed, *args, **kwargs)
+
+
+# Functions of tensors that change their first argument and do not end in an underscore.
+CHANGES = ("__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
+
+
+def _in_double(value: object) -> object:
+    """The value with all floating-point tensors and types of them in float64.
+
+    A quantised tensor is dequantised.
+    """
+    if isinstance(value, Tensor):
+        is_converted = value.is_floating_point() and value.dtype != torch.float64
+        return unpacked(value).double() if is_converted else value
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else value
+    if type(value) in (list, tuple):
+        return type(value)(_in_double(part) for part in value)
+    return value
 
 
 def _full_precision(loaded: LoadedModel) -> AbstractContextManager:
@@ -272,52 +304,19 @@ def _full_precision(loaded: LoadedModel) -> AbstractContextManager:
 
 
 def _difference_in_double(loaded: LoadedModel, batch: Batch) -> float:
-    """:func:`_difference` in float64."""
-    double, batch = _in_double(loaded, batch)
-    with evaluated(double.outer):
-        return _difference(double, batch)
-
-
-def _double(parameter: nn.Parameter) -> nn.Parameter:
-    """A parameter in float64; a quantised one after dequantisation."""
-    return nn.Parameter(unpacked(parameter.detach()).double(), requires_grad=False)
-
-
-def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
-    """A copy of a model and of a batch in float64.
-
-    A model read in half precision or in parts may be large: its copy is read from disk, each part
-    when it is used. The weights of other models are converted one by one, to save memory.
+    """:func:`_difference` in float64.
 
     Raises:
-        AnalysisError: there is no memory for the copy, or the device has no float64.
+        AnalysisError: the device has no float64, or no memory for it.
     """
-    spec = loaded.spec
-    large = (
-        spec is not None
-        and (spec.device_map or spec.dtype.endswith("float16"))
-        and loaded.outer is loaded.model
-    )
     try:
-        if large and loaded.model._no_split_modules:
-            double = load_model(**{**vars(spec), "dtype": "float64", "device_map": {"": "disk"}})
-        else:
-            memo = {}
-            for module in loaded.whole:
-                memo |= {id(p): _double(p) for p in module.parameters()}
-                memo |= {id(b): b.double() for b in module.buffers() if b.is_floating_point()}
-            double = loaded.copied(memo)
-        inputs = {
-            name: value.double()
-            if isinstance(value, Tensor) and value.is_floating_point()
-            else value
-            for name, value in batch.inputs.items()
-        }
+        inputs = {name: _in_double(value) for name, value in batch.inputs.items()}
+        torch.zeros((), dtype=torch.float64, device=batch.device)
     except (RuntimeError, TypeError) as error:
         raise AnalysisError(
             f"{loaded.name}: whether the captured forward pass equals the plain one is in doubt, "
-            "and a copy of the model in float64, which would decide it, cannot be made on "
-            f"{loaded.device} ({str(error).splitlines()[0]}): give another device, or free some "
-            "memory"
+            f"and float64, which would decide it, cannot be had on {loaded.device} "
+            f"({str(error).splitlines()[0]}): give another device, or free some memory"
         ) from error
-    return double, replace(batch, inputs=inputs)
+    with _DoublePrecision():
+        return _difference(loaded, replace(batch, inputs=inputs), torch.float64)

@@ -2,15 +2,17 @@
 
 import os
 import types
+import weakref
 
 import pytest
 import tiny
 import torch
 from passes import EVERYTHING, SHORT, attentions, batch_of, captured, first_batch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from analysis_lib import AnalysisError, LoadedModel
-from analysis_lib.capture import Activations, interface, run
+from analysis_lib import AnalysisError, LoadedModel, load_model
+from analysis_lib.capture import Activations, checked_pass, interface, run
 
 pytestmark = pytest.mark.kernels
 
@@ -114,14 +116,49 @@ def test_large_scores_amplify_rounding_and_hide_no_error(sharpness, monkeypatch)
         captured(LoadedModel("large scores", "seed 0", model, words), batch)
 
 
+class Doubles(TorchDispatchMode):
+    """Counts numbers in float64 that are in memory at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = self.held = self.most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype == torch.float64 and not made._is_view():
+            self.made += 1
+            self.held += made.numel()
+            self.most = max(self.most, self.held)
+            weakref.finalize(made, self._freed, made.numel())
+        return made
+
+    def _freed(self, numbers: int) -> None:
+        self.held -= numbers
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_check_needs_no_copy_of_the_model(dtype, tmp_path, monkeypatch):
+    """It is decided in float64, where all weights at once would take up to four times the memory:
+    each is converted when it is used.
+    """
+    large = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8}
+    model = load_model(tiny.save(tmp_path, "llama", **large), dtype=dtype)
+    monkeypatch.setattr(checked_pass, "ROUNDING", 0)
+    with Doubles() as doubles:
+        checked_pass.check(model, first_batch(model, tiny.items("llama")[:2]))
+    assert doubles.made > 100
+    assert doubles.most < 0.3 * sum(weight.numel() for weight in model.model.parameters())
+    assert model.model.dtype == getattr(torch, dtype)
+
+
 def test_no_memory_for_double_precision_is_said(monkeypatch):
     model, words = tiny.build("bert")
     loaded = LoadedModel("large", "seed 0", model, words)
     rescaled(monkeypatch, 1e-2)
 
-    def no_memory(*_):
+    def no_memory(*_, **__):
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.setattr("copy.deepcopy", no_memory)
+    monkeypatch.setattr(checked_pass, "_in_double", no_memory)
     with pytest.raises(AnalysisError, match=r"large: .* in doubt.* float64.*can't allocate memory"):
         captured(loaded, batch_of(loaded, SHORT))

@@ -12,7 +12,6 @@ import torch
 import transformers
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.capture import checked_pass
 from analysis_lib.measurement import shards
 
 DISK = {"": "disk"}
@@ -102,20 +101,6 @@ def test_a_model_at_hand_that_lies_on_disk(tmp_path):
     models = [load_model(model, processor=load_model(tmp_path).processor) for model in read]
     assert models[0].revision == models[1].revision
     assert_same(*(dict(measure(model, tiny.corpus("llama"), progress=False)) for model in models))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_check_of_half_precision_needs_no_copy_in_memory(dtype, tmp_path, monkeypatch):
-    """It is decided in float64, where all weights at once would take four times the memory."""
-    copies, in_double = [], checked_pass._in_double
-    monkeypatch.setattr(
-        checked_pass, "_in_double", lambda *given: copies.append(in_double(*given)) or copies[-1]
-    )
-    model = load_model(tiny.save(tmp_path, "llama"), dtype=dtype)
-    measure(model, tiny.corpus("llama"), "anisotropy", progress=False)
-    ((double, _),) = copies
-    assert double.model.dtype == torch.float64
-    assert all(parameter.is_meta for parameter in double.model.parameters())
 
 
 LOADING = """
