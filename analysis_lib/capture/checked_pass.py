@@ -39,6 +39,8 @@ from analysis_lib.models.probe import evaluated
 # float32 it allows some rounding; in float64 half of the digits must agree.
 ROUNDING = 128 * torch.finfo(torch.float32).eps
 AGREEMENT = torch.finfo(torch.float64).eps ** 0.5
+# Number of tokens of a text for which the two are compared.
+CHECKED = 128
 
 
 def run(
@@ -137,6 +139,8 @@ def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[st
 def _check(loaded: LoadedModel, batch: Batch) -> None:
     """Compare the captured forward pass of two utterances with the plain one.
 
+    Of long texts, the beginning is read.
+
     The two are rounded differently, more so for larger scores, and differently on each processor.
     Where they differ by more than ``ROUNDING``, both are repeated in float64: an error of the
     capture is as large there, whereas rounding shrinks by eight orders of magnitude.
@@ -145,7 +149,7 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
         AnalysisError: the model cannot read the batch; they differ by more than rounding, so that
             no measurement could be trusted; or float64 is needed to decide and cannot be had.
     """
-    few = batch.head(2)
+    few = batch.head(2).beginning(CHECKED)
     try:
         difference = _difference(loaded, few)
     except NotLinear as error:

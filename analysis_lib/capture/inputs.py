@@ -4,7 +4,7 @@ import functools
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -201,6 +201,24 @@ class Batch:
         See :func:`~analysis_lib.capture.tokens.unpadded`.
         """
         return unpadded(self.groups, count, leading, self.special_tokens).on(self.device)
+
+    def beginning(self, tokens: int) -> "Batch":
+        """The first tokens of each text; the same batch if its inputs cannot be cut by themselves.
+
+        Texts must begin where the batch does, and be nothing but tokens.
+        """
+        texts = self.tokens
+        cuttable = {"input_ids", "attention_mask", "token_type_ids", "use_cache"}
+        if texts is None or self.shifted is not None or not self.inputs.keys() <= cuttable:
+            return self
+        shapes = {value.shape for value in self.inputs.values() if isinstance(value, Tensor)}
+        if shapes != {texts.mask.shape} or not texts.mask[:, 0].all():
+            return self
+        inputs = dict(self.inputs)
+        for name, value in inputs.items():
+            if isinstance(value, Tensor):
+                inputs[name] = value[:, :tokens]
+        return replace(self, inputs=inputs, tokens=texts.head(len(texts.mask), tokens))
 
     def head(self, utterances: int) -> "Batch":
         """The first ``utterances`` utterances of the batch."""

@@ -253,12 +253,13 @@ class Tokens:
         silent = long if self.silent is None else self.silent | long
         return replace(self, silent=silent, long=long)
 
-    def head(self, utterances: int) -> "Tokens":
-        """The tokens of the first ``utterances`` utterances."""
-        silent = None if self.silent is None else self.silent[:utterances]
-        parts = (part[:utterances] for part in (self.mask, self.types, self.groups))
-        ids = None if self.ids is None else self.ids[:utterances]
-        return Tokens(*parts, self.special_tokens, silent, ids=ids)
+    def head(self, utterances: int, tokens: int | None = None) -> "Tokens":
+        """The first ``tokens`` tokens of the first ``utterances`` utterances."""
+        part = slice(utterances), slice(tokens)
+        silent = None if self.silent is None else self.silent[part]
+        ids = None if self.ids is None else self.ids[part]
+        mask, types = self.mask[part], self.types[part]
+        return Tokens(mask, types, self.groups[:utterances], self.special_tokens, silent, ids=ids)
 
 
 def unpadded(

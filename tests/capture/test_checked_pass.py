@@ -162,3 +162,19 @@ def test_no_memory_for_double_precision_is_said(monkeypatch):
     monkeypatch.setattr(checked_pass, "_in_double", no_memory)
     with pytest.raises(AnalysisError, match=r"large: .* in doubt.* float64.*can't allocate memory"):
         captured(loaded, batch_of(loaded, SHORT))
+
+
+def test_the_check_reads_the_beginning_of_long_texts(monkeypatch):
+    model, words = tiny.build("bert", max_position_embeddings=512)
+    loaded = LoadedModel("long", "seed 0", model, words)
+    lengths = []
+    model.register_forward_pre_hook(
+        lambda _, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    batch = first_batch(loaded, (" ".join(tiny.TEXTS) * 3,))
+    count = batch.tokens.mask.shape[1]
+    checked_pass.check(loaded, batch)
+    assert count > checked_pass.CHECKED
+    assert {*lengths} == {checked_pass.CHECKED}
+    layers = captured(loaded, batch)
+    assert layers[-1].spaces["hidden"].values.shape[2] == count
