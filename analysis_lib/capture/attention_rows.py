@@ -30,23 +30,24 @@ Part = tuple[slice, slice, slice]
 class Softmax:
     """The attention of a layer, from which blocks of its weights are computed.
 
-    With scores s = scaling · q·k + added and weights p = softmax(s), the entropy of a row is
-    −Σ p ln p, in nats, in [0, ln keys].
+    With scores s = scaling · q·k + bias and weights p = softmax(s) over the keys that a query sees,
+    the entropy of a row is −Σ p ln p, in nats, in [0, ln keys].
 
     Attributes:
         query, key: queries and keys after any rotation, with equal numbers of heads.
         scaling: the factor of the products.
-        added: the term added to the scores: a bias, and a number so low that its weight is 0 where
-            a query does not see a key, see :func:`added_to_scores`.
-        causal: whether no query sees a later key; ``added`` must agree.
-        softcap: c, if scaled scores are capped to c tanh(s / c) before ``added``.
+        bias: the term added to the scores, if any.
+        hidden: True where a query does not see a key; every query must see one.
+        causal: whether no query sees a later key; ``hidden`` must agree.
+        softcap: c, if scaled scores are capped to c tanh(s / c) before ``bias``.
         sinks: a learnt logit per head beside its scores, which takes weight and gives no value.
     """
 
     query: Float[Tensor, "utterance head token head_dim"]
     key: Float[Tensor, "utterance head key head_dim"]
     scaling: float
-    added: Float[Tensor, "#utterance #head #token key"] | None = None
+    bias: Float[Tensor, "#utterance #head #token key"] | None = None
+    hidden: Bool[Tensor, "#utterance #head #token key"] | None = None
     causal: bool = False
     softcap: float | None = None
     sinks: Float[Tensor, " head"] | None = None
@@ -56,9 +57,11 @@ class Softmax:
     def blocks(self) -> Iterator["Block"]:
         """Blocks of rows that together cover all rows."""
         key_count = self.key.shape[2]
-        added = None
-        if self.added is not None:
-            added = self.added.expand(*self.query.shape[:3], key_count)
+        shape = (*self.query.shape[:3], key_count)
+        bias = None if self.bias is None else self.bias.expand(shape)
+        hidden = None if self.hidden is None else self.hidden.expand(shape)
+        # Finite, since :func:`attend` multiplies it by its weight, which is 0.
+        lowest = torch.finfo(self.query.dtype).min / 2
         if self._only is not None:
             yield self._only
             return
@@ -73,8 +76,10 @@ class Softmax:
             scores.mul_(self.scaling)
             if self.softcap is not None:
                 scores.div_(self.softcap).tanh_().mul_(self.softcap)
-            if added is not None:
-                scores += added[part][..., :end]
+            if bias is not None:
+                scores += bias[part][..., :end]
+            if hidden is not None:
+                scores.masked_fill_(hidden[part][..., :end], lowest)
             largest = scores.amax(-1, keepdim=True)
             # ``softmax`` takes several times as long over rows of fewer than sixteen keys.
             shifted = scores.sub_(largest)
@@ -340,10 +345,7 @@ def added_to_scores(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Bias and mask as one tensor: a hidden key gets a number so low that its weight is 0.
-
-    The number is finite, since :func:`attend` multiplies it by that weight.
-    """
+    """Bias and mask as one tensor: a hidden key gets a number so low that its weight is 0."""
     if mask is None:
         return bias
     lowest = torch.finfo(dtype).min / 2

@@ -209,14 +209,12 @@ class InterfaceAttention:
             key = key.repeat_interleave(shared_by, 1)
             value = value.repeat_interleave(shared_by, 1)
         sinks = None if sinks is None else wide(sinks)
-        if bias is None and mask is not None:
-            # Layers share masks.
-            if query.dtype not in visibility.added:
-                visibility.added[query.dtype] = added_to_scores(mask, None, query.dtype)
-            added = visibility.added[query.dtype]
-        else:
-            added = added_to_scores(mask, bias, query.dtype)
-        softmax = Softmax(query, key, scaling, added, visibility.causal, softcap, sinks)
+        # Layers share masks.
+        if mask is not None and visibility.hidden is None:
+            visibility.hidden = ~mask
+        softmax = Softmax(
+            query, key, scaling, bias, visibility.hidden, visibility.causal, softcap, sinks
+        )
         has_sink = sinks is not None
         attention = AttentionWeights(visibility, query.shape[1], softmax.blocks, has_sink=has_sink)
         layer.activations.attention = attention
@@ -302,8 +300,8 @@ def _unmeasured(
     shared_by = query.shape[1] // key.shape[1]
     key, value = (part.repeat_interleave(shared_by, 1) for part in (key, value))
     no_types = query.new_zeros(len(query), 0, key.shape[2])
-    added = added_to_scores(mask, bias, query.dtype)
-    softmax = Softmax(query, key, scaling, added, softcap=softcap, sinks=sinks)
+    hidden = None if mask is None else ~mask
+    softmax = Softmax(query, key, scaling, bias, hidden, softcap=softcap, sinks=sinks)
     return attend(softmax, value, no_types)[0]
 
 

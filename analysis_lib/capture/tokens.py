@@ -14,6 +14,8 @@ from torch.nn import functional
 from analysis_lib.models import TOKEN_TYPES
 
 T = TypeVar("T")
+# Number of rows of a mask that are looked at together.
+ROWS = 1024
 # The first entries of TOKEN_TYPES.
 SPECIAL_TYPES = ("cls", "sep", "register", "detection")
 
@@ -287,15 +289,14 @@ class Visibility:
         causal: whether query m sees the keys n ≤ m only.
         seen_by: 1 where a query sees a key, else 0; None if each sees all keys, or if attention is
             causal.
-        added: by precision, what is added to scores so that hidden keys get no weight, once a layer
-            has needed it.
+        hidden: True where the softmax leaves out a key, once a layer has needed it.
     """
 
     queries: Tokens
     keys: Tokens
     causal: bool = False
     seen_by: Float[Tensor, "utterance token key"] | None = None
-    added: dict[torch.dtype, Tensor] = field(default_factory=dict)
+    hidden: Bool[Tensor, "#utterance 1 #token #key"] | None = None
 
     @classmethod
     def from_mask(
@@ -304,13 +305,23 @@ class Visibility:
         """The visibility that an attention mask allows; without a mask, all pairs are visible."""
         if mask is None:
             return cls(queries, keys)
-        real = queries.mask[:, None, :, None] & keys.mask[:, None, None, :]
-        seen = mask & queries.mask[:, None, :, None]
-        # Both in one transfer: each would wait for all pending work of the device.
-        everyone, causal = torch.stack([(seen == real).all(), (seen == real.tril()).all()]).tolist()
-        if everyone:
+        count = keys.mask.shape[1]
+        positions = torch.arange(max(count, queries.mask.shape[1]), device=mask.device)
+        everyone, causal = [], []
+        # Some rows at a time: a mask of all pairs of a long text is large.
+        for real in queries.mask.split(ROWS, 1):
+            start = ROWS * len(everyone)
+            rows = positions[start : start + real.shape[1], None]
+            seen = mask[:, :, start : start + ROWS] if mask.shape[2] > 1 else mask
+            pairs = real[:, None, :, None] & keys.mask[:, None, None, :]
+            seen = seen & real[:, None, :, None]
+            everyone.append((seen == pairs).all())
+            causal.append((seen == (pairs & (positions[:count] <= rows))).all())
+        # In one transfer: each would wait for all pending work of the device.
+        found = torch.stack([*everyone, *causal]).tolist()
+        if all(found[: len(everyone)]):
             return cls(queries, keys)
-        if causal and real.shape[2] == real.shape[3]:
+        if all(found[len(everyone) :]) and queries.mask.shape[1] == count:
             return cls(queries, keys, causal=True)
         return cls(queries, keys, seen_by=mask[:, 0].expand(len(queries.mask), -1, -1).float())
 

@@ -62,8 +62,8 @@ def test_rows_are_those_of_the_weights(dtype, seen, biased, sharpness, monkeypat
 
     query, key, value, kinds = (one.to(dtype) for one in (query, key, value, kinds))
     bias, before = (None, None) if bias is None else (bias.to(dtype), bias.to(dtype, copy=True))
-    added = attention_rows.added_to_scores(None if seen == "all" else mask, bias, dtype)
-    given = query, key, HEAD_DIM**-0.5, added
+    hidden = None if seen == "all" else ~mask
+    given = query, key, HEAD_DIM**-0.5, bias, hidden
     tokens = tokens_of([[OTHER] * TOKENS] * UTTERANCES)
     tolerance = 1e-12 if dtype is torch.float64 else 1e-4
     for room in ROOMS:
