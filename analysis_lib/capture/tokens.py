@@ -318,10 +318,10 @@ class Visibility:
             everyone.append((seen == pairs).all())
             causal.append((seen == (pairs & (positions[:count] <= rows))).all())
         # In one transfer: each would wait for all pending work of the device.
-        found = torch.stack([*everyone, *causal]).tolist()
-        if all(found[: len(everyone)]):
+        answers = torch.stack([*everyone, *causal]).tolist()
+        if all(answers[: len(everyone)]):
             return cls(queries, keys)
-        if all(found[len(everyone) :]) and queries.mask.shape[1] == count:
+        if all(answers[len(everyone) :]) and queries.mask.shape[1] == count:
             return cls(queries, keys, causal=True)
         return cls(queries, keys, seen_by=mask[:, 0].expand(len(queries.mask), -1, -1).float())
 
