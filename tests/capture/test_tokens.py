@@ -1,9 +1,9 @@
-"""Whose sums the entries of a tensor join."""
+"""Whose sums the entries of a tensor join, and what a mask lets queries see."""
 
 import pytest
 import torch
 
-from analysis_lib.capture import Owners
+from analysis_lib.capture import Owners, Tokens, Visibility, tokens
 from analysis_lib.capture.tokens import _add_in_order, _membership
 
 
@@ -29,3 +29,37 @@ def test_in_order_or_not_it_is_the_same_sum(shape):
     expected = sums.index_add(0, places, values)
     _add_in_order(sums, _membership(places, sums), values)
     torch.testing.assert_close(sums, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1024])
+@pytest.mark.parametrize("padding", ["none", "after", "before"])
+@pytest.mark.parametrize("kind", ["everyone", "causal", "window", "one for all queries"])
+def test_a_mask_is_known_for_what_it_is(kind, padding, rows, monkeypatch):
+    monkeypatch.setattr(tokens, "ROWS", rows)
+    real = torch.ones(2, 8, dtype=torch.bool)
+    if padding == "after":
+        real[1, 5:] = False
+    if padding == "before":
+        real[1, :3] = False
+    of_texts = Tokens(real, torch.full((2, 8), 4), (0, 1))
+    mask = real[:, None, None]
+    if kind in ("everyone", "causal", "window"):
+        mask = mask.expand(2, 1, 8, 8)
+    if kind == "causal":
+        mask = mask.tril()
+    if kind == "window":
+        mask = mask.tril(1).triu(-1)
+    found = Visibility.from_mask(mask, of_texts, of_texts)
+    assert found.everyone == (kind in ("everyone", "one for all queries"))
+    assert found.causal == (kind == "causal")
+    if kind == "window":
+        assert torch.equal(found.seen_by.bool(), mask[:, 0])
+
+
+def test_runs_are_summed_alike_with_and_without_an_order(monkeypatch):
+    of_texts = Tokens(torch.ones(5, 2) > 0, torch.full((5, 2), 4), (3, 3, 1, 3, 3))
+    values = torch.arange(10.0).reshape(5, 1, 2)
+    expected = [[[2, 4]], [[4, 5]], [[14, 16]]]
+    assert of_texts.by_run(values).tolist() == expected
+    members = of_texts._run_members.float()
+    assert (members @ values.flatten(1)).unflatten(1, (1, 2)).tolist() == expected
