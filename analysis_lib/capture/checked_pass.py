@@ -273,7 +273,7 @@ class _DoublePrecision(TorchFunctionMode):
             return _in_double(function(*args, **kwargs))
         name = getattr(function, "__name__", "")
         changed = []
-        if name in CHANGES or (name.endswith("_") and not name.endswith("__")):
+        if args and (name in CHANGES or (name.endswith("_") and not name.endswith("__"))):
             # What is changed in place cannot be replaced by a copy.
             changed, args = args[:1], args[1:]
             if isinstance(changed[0], Tensor) and changed[0].dtype != torch.float64:

@@ -290,9 +290,10 @@ def score_sums(
     weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, heads, of_keys, *seen)
     weight = weight.detach()
     bias = None if bias is None else bias.detach()
-    if of_keys < heads:
+    if of_keys < heads or spec.key_norm:
         # Index of the head of keys that belongs to each head of queries.
         meets = torch.arange(heads, device=query.device) // (heads // key_heads) % of_keys
+    if of_keys < heads:
         weight = weight.index_select(0, meets)
         if bias is not None:
             bias = bias.index_select(0, meets)

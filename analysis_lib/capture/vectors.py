@@ -134,7 +134,8 @@ class Vectors:
     @cached_property
     def unit_squares(self) -> Float[Tensor, "utterance head dim"]:
         """Σ (x / ‖x‖₂)² by dimension, over the tokens that count."""
-        inverse = self._inverse_norms
+        # The square of the inverse that stands for a zero vector would be infinite.
+        inverse = torch.where(self.every_norm != 0, self._inverse_norms, 0)
         if self._is_out_of_scale:
             return (self.values * inverse.unsqueeze(-1)).square().sum(-2)
         return (inverse.square().unsqueeze(-2) @ self.values.square()).squeeze(-2)

@@ -388,17 +388,17 @@ class Metric(ABC):
                 of a batch, with the values of several keys stacked along a second axis, and saves
                 a GPU many small operations.
         """
-        self._add(key, values, activations.tokens.owners, of)
+        self._defer(key, values, activations.tokens.owners, of)
 
     def add_runs(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values that are summed over each run already: their first axis is ``tokens.runs``."""
-        self._add(key, values, activations.tokens.owners_of_runs)
+        self._defer(key, values, activations.tokens.owners_of_runs)
 
     def add_whole(self, key: Key, values: Tensor) -> None:
         """Add a sum too large to keep once per group; columns made from it have no interval."""
-        self._add(key, values.unsqueeze(0), _WHOLE)
+        self._defer(key, values.unsqueeze(0), _WHOLE)
 
-    def _add(
+    def _defer(
         self,
         key: Key,
         values: Tensor | Sequence[Tensor],
