@@ -124,14 +124,20 @@ class Sums(Mapping[Key, GroupSums]):
         return self._block_of[key]
 
     def arrays(self) -> dict[Key, GroupSums]:
-        """The sums as arrays in main memory."""
+        """The sums as arrays in main memory, their groups in order.
+
+        They are laid out as they are when they are read from a file: the order of a sum over them
+        depends on it.
+        """
         self.settle()
         in_memory = {}
         arrays = {}
         for key, block in self._block_of.items():
             if block not in in_memory:
                 in_memory[block] = block.values.cpu().numpy()
-            arrays[key] = GroupSums(block.groups, in_memory[block][:, block.places[key]])
+            order = np.argsort(block.groups)
+            groups = tuple(sorted(block.groups))
+            arrays[key] = GroupSums(groups, in_memory[block][order, block.places[key]])
         return arrays
 
     def __getitem__(self, key: Key) -> GroupSums:
