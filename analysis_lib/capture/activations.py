@@ -163,12 +163,9 @@ class CurrentLayer:
         keys = visibility.keys
         given = {"query": query, "key": key, "value": value}
         wanted = {name: values for name, values in given.items() if name in self.needs}
-        if visibility.queries is keys:
-            spaces |= Vectors.together(wanted, keys)
-        else:
-            if "query" in wanted:
-                spaces["query"] = Vectors(wanted.pop("query"), visibility.queries)
-            spaces |= Vectors.together(wanted, keys)
+        if "query" in wanted and visibility.queries is not keys:
+            spaces["query"] = Vectors(wanted.pop("query"), visibility.queries)
+        spaces |= Vectors.together(wanted, keys)
         if "attention_input" in self.needs and key_input is not None:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True

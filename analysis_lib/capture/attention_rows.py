@@ -56,15 +56,14 @@ class Softmax:
 
     def blocks(self) -> Iterator["Block"]:
         """Blocks of rows that together cover all rows."""
+        if self._only is not None:
+            yield self._only
+            return
         key_count = self.key.shape[2]
         shape = (*self.query.shape[:3], key_count)
         bias = None if self.bias is None else self.bias.expand(shape)
         hidden = None if self.hidden is None else self.hidden.expand(shape)
-        # Finite, since :func:`attend` multiplies it by its weight, which is 0.
-        lowest = torch.finfo(self.query.dtype).min / 2
-        if self._only is not None:
-            yield self._only
-            return
+        lowest = lowest_score(self.query.dtype)
         every = [*parts(self.query, key_count, self.causal)]
         for part in every:
             utterances, heads, queries = part
@@ -340,15 +339,9 @@ def parts(query: Tensor, keys: int, causal: bool) -> Iterator[Part]:
     yield from itertools.product(*ranges)
 
 
-def added_to_scores(
-    mask: Tensor | None,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor | None:
-    """Bias and mask as one tensor: a hidden key gets a number so low that its weight is 0."""
-    if mask is None:
-        return bias
-    lowest = torch.finfo(dtype).min / 2
-    if bias is None:
-        bias = torch.zeros((), dtype=dtype, device=mask.device)
-    return torch.where(mask, bias, lowest)
+def lowest_score(dtype: torch.dtype) -> float:
+    """The score of a hidden key, whose weight is then 0.
+
+    It is finite, since :func:`attend` multiplies it by that weight.
+    """
+    return torch.finfo(dtype).min / 2

@@ -41,6 +41,8 @@ ROUNDING = 128 * torch.finfo(torch.float32).eps
 AGREEMENT = torch.finfo(torch.float64).eps ** 0.5
 # Number of tokens of a text for which the two are compared.
 CHECKED = 128
+# Functions of tensors that change their first argument and do not end in an underscore.
+CHANGES = ("__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 
 
 def run(
@@ -281,10 +283,6 @@ class _DoublePrecision(TorchFunctionMode):
         args = [_in_double(value) for value in args]
         kwargs = {name: _in_double(value) for name, value in kwargs.items()}
         return function(*changed, *args, **kwargs)
-
-
-# Functions of tensors that change their first argument and do not end in an underscore.
-CHANGES = ("__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 
 
 def _in_double(value: object) -> object:

@@ -27,7 +27,7 @@ from analysis_lib.capture.activations import (
     CurrentLayer,
     Receive,
 )
-from analysis_lib.capture.attention_rows import AttentionWeights, Softmax, added_to_scores, attend
+from analysis_lib.capture.attention_rows import AttentionWeights, Softmax, attend, lowest_score
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
@@ -337,7 +337,9 @@ def _refuse_masks_of_heads(mask: Tensor | None) -> None:
 
 def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """Mask and bias in one tensor, as the fused kernel takes them."""
-    return mask if bias is None else added_to_scores(mask, bias, bias.dtype)
+    if mask is None or bias is None:
+        return mask if bias is None else bias
+    return torch.where(mask, bias, lowest_score(bias.dtype))
 
 
 def _whole_mask(*args, **kwargs) -> Tensor | None:

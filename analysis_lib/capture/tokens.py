@@ -230,9 +230,14 @@ class Tokens:
         return self.counted.sum(1).double()
 
     @cached_property
+    def counted_type_masks(self) -> Float[Tensor, "utterance type token"]:
+        """1 where a token has a type and counts, else 0."""
+        return self.type_masks * self.counted.unsqueeze(1)
+
+    @cached_property
     def type_counts(self) -> Float[Tensor, "utterance type"]:
         """Number of tokens of each utterance and type that count."""
-        return (self.type_masks * self.counted.unsqueeze(1)).sum(-1)
+        return self.counted_type_masks.sum(-1)
 
     def once(self, function: Callable[["Tokens"], T]) -> T:
         """The result of a function of these tokens, computed once for all layers that have them."""

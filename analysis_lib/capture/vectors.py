@@ -162,9 +162,7 @@ class Vectors:
         if self.tokens.silent is None:
             sums = self.tokens.of_types(self.kind_sums)
         else:
-            masks = (self.tokens.type_masks * self.tokens.counted.unsqueeze(1)).to(
-                self.values.dtype
-            )
+            masks = self.tokens.counted_type_masks.to(self.values.dtype)
             sums = masks.unsqueeze(1) @ self.values
         return sums[:, :, self.tokens.counted_types]
 

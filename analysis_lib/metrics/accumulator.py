@@ -21,7 +21,7 @@ from torch import Tensor
 from analysis_lib.capture import Activations, Owners, Vectors
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.metrics.sums import WHOLE, Groups, GroupSums, Key, Sums
+from analysis_lib.metrics.sums import OF_ALL, WHOLE, Groups, GroupSums, Key, Sums
 from analysis_lib.models import TOKEN_TYPES
 
 # Number of groups of the jackknife, which leaves out one at a time, see ``Corpus.groups``.
@@ -30,8 +30,6 @@ GROUPS = 20
 VECTOR_SPACES = ("hidden", "final", "query", "key", "value")
 # Spaces that have no heads.
 WHOLE_SPACES = ("hidden", "final")
-# A view of less than this part of a tensor is copied until the end of the batch.
-SMALLEST_PART = 32
 # Types of keys, in table order.
 KEY_TYPES = ("all", *TOKEN_TYPES, "sink")
 
@@ -203,7 +201,7 @@ class Metric(ABC):
         """Add the sums of ``other``; the result is that of one pass over both corpora."""
         owners = functools.cache(Owners)
         for key, (groups, values) in other.sums.items():
-            self.sums.add(key, [values], owners(groups))
+            self.sums.add(key, values, owners(groups))
         self.sums.settle()
 
     def table(self) -> pd.DataFrame:
@@ -388,37 +386,15 @@ class Metric(ABC):
                 of a batch, with the values of several keys stacked along a second axis, and saves
                 a GPU many small operations.
         """
-        self._defer(key, values, activations.tokens.owners, of)
+        self.sums.add(key, values, activations.tokens.owners, of)
 
     def add_runs(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values that are summed over each run already: their first axis is ``tokens.runs``."""
-        self._defer(key, values, activations.tokens.owners_of_runs)
+        self.sums.add(key, values, activations.tokens.owners_of_runs)
 
     def add_whole(self, key: Key, values: Tensor) -> None:
         """Add a sum too large to keep once per group; columns made from it have no interval."""
-        self._defer(key, values.unsqueeze(0), _WHOLE)
-
-    def _defer(
-        self,
-        key: Key,
-        values: Tensor | Sequence[Tensor],
-        owners: Owners,
-        of: Callable[..., Tensor] | None = None,
-    ) -> None:
-        parts = [values] if isinstance(values, Tensor) else values
-        self.sums.add(key, [_alone(part) for part in parts], owners, of)
-
-
-def _alone(values: Tensor) -> Tensor:
-    """The values themselves, or a copy if they are a small part of a tensor.
-
-    Such a part, as the vectors of one token, would keep all of it in memory until the batch ends.
-    """
-    held = values.untyped_storage().nbytes()
-    return values.clone() if held > SMALLEST_PART * values.nbytes else values
-
-
-_WHOLE = Owners([WHOLE])
+        self.sums.add(key, values.unsqueeze(0), OF_ALL)
 
 
 def _as_cells(name: str, values: np.ndarray) -> np.ndarray:

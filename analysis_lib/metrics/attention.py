@@ -53,13 +53,18 @@ def _nats(entropy: Tensor, counted: Tensor) -> Tensor:
     return (entropy.double() * counted).sum(-1)
 
 
+def _has_several(seen: Tensor, counted: Tensor) -> Tensor:
+    """Whether a row counts and has several keys."""
+    return counted & (seen > 1)
+
+
 def _normalised(entropy: Tensor, seen: Tensor, counted: Tensor) -> Tensor:
     largest = seen.clamp_min(2).log()
-    return (entropy.double() / largest * (counted & (seen > 1))).sum(-1)
+    return (entropy.double() / largest * _has_several(seen, counted)).sum(-1)
 
 
 def _normalised_rows(seen: Tensor, counted: Tensor) -> Tensor:
-    return (counted & (seen > 1)).sum((-1, -2))
+    return _has_several(seen, counted).sum((-1, -2))
 
 
 class AttentionByTokenType(Metric):
@@ -161,16 +166,20 @@ def _seen_slots(query_counts: Tensor, slots: Tensor) -> Tensor:
     return slots * (query_counts > 0)
 
 
+def _shares(weights: Tensor, query_counts: Tensor) -> Tensor:
+    """Mean weight of each key over the queries that see it."""
+    return weights.double() / query_counts.clamp_min(1)
+
+
 def _received(weights: Tensor, query_counts: Tensor, slots: Tensor) -> Tensor:
-    """Mean weight of each key over the queries that see it, summed by slot."""
-    share = weights.double() / query_counts.clamp_min(1)
-    return share @ _seen_slots(query_counts, slots).mT
+    """Shares of the keys, summed by slot."""
+    return _shares(weights, query_counts) @ _seen_slots(query_counts, slots).mT
 
 
 def _sinks(weights: Tensor, query_counts: Tensor, slots: Tensor) -> Tensor:
     """Number of keys by slot that are sinks."""
-    share = weights.double() / query_counts.clamp_min(1)
-    return (share > SINK).double() @ _seen_slots(query_counts, slots).mT
+    is_sink = _shares(weights, query_counts) > SINK
+    return is_sink.double() @ _seen_slots(query_counts, slots).mT
 
 
 def _keys(query_counts: Tensor, slots: Tensor) -> Tensor:

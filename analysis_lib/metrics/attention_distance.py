@@ -34,14 +34,13 @@ class AttentionDistance(Metric):
         layer = activations.layer
         if attention is None or not attention.is_to_itself:
             return
-        counted = attention.counted.double()
 
         def distances(block: Block) -> Tensor:
             apart = (block.query_positions[:, None] - block.key_positions).abs()
-            return (block.average(apart) * block.of_queries(counted)).sum(-1)
+            return (block.average(apart) * block.of_queries(attention.counted)).sum(-1)
 
         self.add(("distance", layer), attention.reduce(distances), activations)
-        self.add(("queries", layer), counted.sum(1), activations)
+        self.add(("queries", layer), attention.visibility.queries.counts, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
         return {"distance": sums["distance"] / sums["queries"][:, None]}

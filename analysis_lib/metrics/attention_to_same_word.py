@@ -38,7 +38,6 @@ class AttentionToSameWord(Metric):
             return
         # A token has one number, or one for each of its characters.
         ids = ids.reshape(*ids.shape[:2], -1)
-        counted = attention.counted.double()
 
         def to_same_word(block: Block) -> Tensor:
             utterances, _, queries = block.part
@@ -46,10 +45,10 @@ class AttentionToSameWord(Metric):
             is_same = (words[:, queries, None] == words[:, None]).all(-1)
             is_other = block.query_positions[:, None] != block.key_positions
             weights = block.weights * (is_same & is_other).unsqueeze(1)
-            return (weights.sum(-1) * block.of_queries(counted)).sum(-1)
+            return (weights.sum(-1) * block.of_queries(attention.counted)).sum(-1)
 
         self.add(("mass", layer), attention.reduce(to_same_word), activations)
-        self.add(("queries", layer), counted.sum(1), activations)
+        self.add(("queries", layer), attention.visibility.queries.counts, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
         return {"mass": sums["mass"] / sums["queries"][:, None]}

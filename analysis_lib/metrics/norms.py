@@ -149,7 +149,7 @@ class TokenNorms(Metric):
         if hidden is None:
             return
         norms = hidden.norms[:, 0]
-        slots = slots_of(hidden.tokens) * (norms != 0).unsqueeze(1)
+        slots = hidden.tokens.once(slots_of) * (norms != 0).unsqueeze(1)
         bins = norm_bins(norms)
         octaves, octave_places = (bins // PER_OCTAVE).unique(return_inverse=True)
         slot_numbers = torch.arange(slots.shape[1], device=bins.device)

@@ -12,11 +12,14 @@ from analysis_lib.capture import Owners
 
 # Group of the sums that are kept over all groups at once.
 WHOLE = -1
+OF_ALL = Owners([WHOLE])
 # Largest number of values of a key that are stacked with those of other keys: on a processor, more
 # would leave its cache.
 LARGEST_STACKED, LARGEST_STACKED_ON_GPU = 2**12, 2**16
 # Number of bytes from which on values do not wait for the end of the batch.
 MOST_WAITING = 2**26
+# How many times larger than a value a tensor may be that is kept because the value is a part of it.
+LARGEST_HELD = 32
 
 Key = tuple[str | int, ...]
 # Numbers of jackknife groups.
@@ -65,7 +68,7 @@ class Sums(Mapping[Key, GroupSums]):
     def add(
         self,
         key: Key,
-        values: Sequence[Tensor],
+        values: Tensor | Sequence[Tensor],
         owners: Owners,
         of: Callable[..., Tensor] | None = None,
     ) -> None:
@@ -76,6 +79,7 @@ class Sums(Mapping[Key, GroupSums]):
             of: gives the values to be summed, entry x key x ..., from tensors of shape entry x key
                 x ....
         """
+        values = [values] if isinstance(values, Tensor) else values
         alike = (of, *((part.shape[1:], part.dtype, part.device) for part in values))
         on_cpu = values[0].device.type == "cpu"
         if values[0][0].numel() > (LARGEST_STACKED if on_cpu else LARGEST_STACKED_ON_GPU):
@@ -88,7 +92,7 @@ class Sums(Mapping[Key, GroupSums]):
             return
         self._block_of.setdefault(key)
         waiting.keys.append(key)
-        waiting.values.append(values)
+        waiting.values.append([_alone(part) for part in values])
         self._bytes += sum(part.nbytes for part in values)
         if self._bytes > MOST_WAITING:
             self.settle()
@@ -150,6 +154,15 @@ class Sums(Mapping[Key, GroupSums]):
 
     def __len__(self) -> int:
         return len(self._block_of)
+
+
+def _alone(values: Tensor) -> Tensor:
+    """The values themselves, or a copy if they are a small part of a tensor.
+
+    Such a part, as the vectors of one token, would keep all of it in memory until the batch ends.
+    """
+    held = values.untyped_storage().nbytes()
+    return values.clone() if held > LARGEST_HELD * values.nbytes else values
 
 
 @dataclass

@@ -172,21 +172,6 @@ class LoadedModel:
         """The model, the outermost model, and the language model around the body, if known."""
         return [model for model in (self.model, self.outer, self.headed) if model is not None]
 
-    def copied(self, memo: dict[int, object]) -> "LoadedModel":
-        """The same model with copies of its modules.
-
-        Args:
-            memo: replacements of objects inside the modules, by their ids, as in ``copy.deepcopy``.
-        """
-        other = copy.copy(self)
-        for known in ("stacks", "paths"):
-            vars(other).pop(known, None)
-        other.model, other.outer, other.headed = copy.deepcopy(
-            (self.model, self.outer, self.headed), memo
-        )
-        other.lock = threading.Lock()
-        return other
-
     def replica(self) -> "LoadedModel":
         """The same model with its own modules, for hooks of another thread, on the same weights."""
         kept = {}
@@ -196,7 +181,14 @@ class LoadedModel:
                 for weight in itertools.chain(module.parameters(), module.buffers())
             }
         with self.lock:
-            return self.copied(kept)
+            other = copy.copy(self)
+            for known in ("stacks", "paths"):
+                vars(other).pop(known, None)
+            other.model, other.outer, other.headed = copy.deepcopy(
+                (self.model, self.outer, self.headed), kept
+            )
+        other.lock = threading.Lock()
+        return other
 
     def answer(self, inputs: Mapping[str, object], headed: nn.Module | None = None) -> Answer:
         """One pass of the outermost model, or of ``headed``, the language model around the body.

@@ -164,7 +164,7 @@ def test_no_memory_for_double_precision_is_said(monkeypatch):
         captured(loaded, batch_of(loaded, SHORT))
 
 
-def test_the_check_reads_the_beginning_of_long_texts(monkeypatch):
+def test_the_check_reads_the_beginning_of_long_texts():
     model, words = tiny.build("bert", max_position_embeddings=512)
     loaded = LoadedModel("long", "seed 0", model, words)
     lengths = []

@@ -56,7 +56,7 @@ def test_a_mask_is_known_for_what_it_is(kind, padding, rows, monkeypatch):
         assert torch.equal(found.seen_by.bool(), mask[:, 0])
 
 
-def test_runs_are_summed_alike_with_and_without_an_order(monkeypatch):
+def test_runs_are_summed_alike_with_and_without_an_order():
     of_texts = Tokens(torch.ones(5, 2) > 0, torch.full((5, 2), 4), (3, 3, 1, 3, 3))
     values = torch.arange(10.0).reshape(5, 1, 2)
     expected = [[[2, 4]], [[4, 5]], [[14, 16]]]
