@@ -72,7 +72,9 @@ def _stop(executor: ProcessPoolExecutor) -> None:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     # A process killed in the middle of a result leaves its reader waiting until the pipe is closed.
-    executor._result_queue._writer.close()
+    # A pool that is broken closes it at the same time.
+    with suppress(OSError):
+        executor._result_queue._writer.close()
     executor.shutdown(kill_workers=True)
 
 
