@@ -6,8 +6,10 @@ The library's own folders lie beside the pinned packages, in ``derived`` and ``m
 """
 
 import fcntl
+import functools
 import glob
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -23,6 +25,13 @@ from analysis_lib.errors import AnalysisError
 Content = TypeVar("Content")
 # Seal of the files in a folder that is made in one step.
 SEAL = ".hashes"
+LIBRARY = Path(__file__).parent
+# Files of the library that decide numbers or pictures.
+SUFFIXES = (".py", ".mplstyle", ".js", ".css")
+# Files of the data folder that decide how models and corpora are read.
+READ_BY_LIBRARY = ("architectures.yml", "folders.yml")
+# Packages whose versions decide numbers.
+COMPUTING = ("torch", "transformers", "tokenizers", "numpy")
 # Names of stored data: folders end in a hash; locks and scratch folders are named after them.
 KEPT = re.compile(r".+-[0-9a-f]{12}([0-9a-f]{4})?(\.lock|-\w{8})?")
 
@@ -30,6 +39,27 @@ KEPT = re.compile(r".+-[0-9a-f]{12}([0-9a-f]{4})?(\.lock|-\w{8})?")
 def key(*parts: object) -> str:
     """The SHA-256 of values that JSON, or else ``str``, can represent."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+# Cached, since a page may measure a hundred times.
+installed_version = functools.cache(importlib.metadata.version)
+
+
+@functools.cache
+def library_hash() -> str:
+    """SHA-256 of every source file of the library, computed once per process."""
+    paths = [path for path in sorted(LIBRARY.rglob("*")) if path.suffix in SUFFIXES]
+    paths += [files.data_directory() / name for name in READ_BY_LIBRARY]
+    whole = hashlib.sha256()
+    for path in paths:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        whole.update(f"{path.name} {content}\n".encode())
+    return whole.hexdigest()
+
+
+def computing_versions() -> list[str]:
+    """The hash of the library, and the versions of the packages that compute."""
+    return [library_hash(), *map(installed_version, COMPUTING)]
 
 
 # --- Folders of separate files --------------------------------------------------------------------

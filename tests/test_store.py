@@ -94,3 +94,17 @@ def test_a_seal_tells_what_is_lost(tmp_path):
     assert store.lost(seal) == [tmp_path / "sub/b [1].txt"]
     seal.write_text("{")
     assert store.lost(seal) == [seal]
+
+
+def test_any_edit_of_the_library_changes_its_hash(tmp_path, monkeypatch):
+    (tmp_path / "metrics").mkdir()
+    source = tmp_path / "metrics" / "one.py"
+    monkeypatch.setattr(store, "LIBRARY", tmp_path)
+    hashes = []
+    for text in ("x = 1\n", "x = 1  # a comment\n", "x = 1\n"):
+        source.write_text(text)
+        store.library_hash.cache_clear()
+        hashes.append(store.library_hash())
+    store.library_hash.cache_clear()
+    assert hashes[0] != hashes[1]
+    assert hashes[0] == hashes[2]

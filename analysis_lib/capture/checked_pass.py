@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from analysis_lib.capture import proof
 from analysis_lib.capture.activations import (
     LOSS,
     MASKED,
@@ -76,6 +77,8 @@ def run(
 def check(loaded: LoadedModel, batch: Batch) -> None:
     """Compare the captured forward pass of a model with the plain one, unless that has been done.
 
+    A proof is kept, see ``proof.py``: later processes do not repeat it.
+
     Raises:
         AnalysisError: they differ by more than rounding.
     """
@@ -83,9 +86,14 @@ def check(loaded: LoadedModel, batch: Batch) -> None:
         if not getattr(loaded, "_checked", False):
             if is_activated_by_tokens(loaded.outer):
                 loaded.unsupported[SCORES] = "its adapter acts on some tokens of a text alone"
+            if proof.restore(loaded):
+                loaded._checked = True
+                return
             with evaluated(loaded.outer):
                 _leave_out_plain_head(loaded, batch.head(2))
                 _check(loaded, batch)
+            if loaded._checked:
+                proof.keep(loaded)
 
 
 def _leave_out_plain_head(loaded: LoadedModel, batch: Batch) -> None:

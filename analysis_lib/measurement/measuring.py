@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from analysis_lib import capture
+from analysis_lib import capture, store
 from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Replace
@@ -33,7 +33,7 @@ from analysis_lib.errors import (
 )
 from analysis_lib.measurement.execution import Workers, results
 from analysis_lib.measurement.shards import make_shards
-from analysis_lib.measurement.stored import Progress, StoredMeasurements, installed_version
+from analysis_lib.measurement.stored import Progress, StoredMeasurements
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
@@ -601,6 +601,6 @@ def _description(
         "report": {name: value for name, value in asdict(report).items() if name != "layers"},
         "notes": _notes(model, corpus, report),
         "layers": report.layers,
-        "versions": {name: installed_version(name) for name in versions},
+        "versions": {name: store.installed_version(name) for name in versions},
         "seconds": round(seconds, 3),
     }

@@ -1,7 +1,5 @@
 """Kept measurements: finished ones, and the sums from which an interrupted one resumes."""
 
-import functools
-import importlib.metadata
 import json
 import re
 import time
@@ -21,7 +19,7 @@ from analysis_lib.errors import CONTINUES, AnalysisError
 from analysis_lib.measurement import shards
 from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, Merging
 from analysis_lib.measurement.tables import Report
-from analysis_lib.measurement.versions import library_hash, metric_identity
+from analysis_lib.measurement.versions import metric_identity
 from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
 from analysis_lib.models import LoadedModel, ModelName, ModelSpec, devices
 from analysis_lib.models.loading import revision_of
@@ -261,13 +259,6 @@ def _read(path: Path) -> _Stored:
     return _Stored(sums, report, more)
 
 
-# Cached, since a page may measure a hundred times.
-installed_version = functools.cache(importlib.metadata.version)
-
-
 def _common(corpus: Corpus, settings: dict) -> list:
     """Inputs of a measurement besides model and metrics; a change of any of them starts afresh."""
-    versions = [
-        installed_version(name) for name in ("torch", "transformers", "tokenizers", "numpy")
-    ]
-    return [corpus.sha256, corpus.groups(GROUPS), settings, library_hash(), versions]
+    return [corpus.sha256, corpus.groups(GROUPS), settings, *store.computing_versions()]

@@ -5,12 +5,10 @@ intervals, and ``Metric.version`` for each table. Raise it in the commit that ch
 shipped tables with another version are then recorded anew (``make record``). An edit that changes
 no number leaves shipped tables valid.
 
-Results kept on this machine also depend on :func:`library_hash`: any edit of the library measures
-anew.
+Results kept on this machine also depend on :func:`analysis_lib.store.library_hash`: any edit of the
+library measures anew.
 """
 
-import functools
-import hashlib
 import inspect
 import pickle
 import re
@@ -21,30 +19,14 @@ from typing import Any
 
 import joblib
 
-from analysis_lib import capture, files
+from analysis_lib import capture
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics import intervals
 from analysis_lib.metrics.accumulator import Metric
 
-LIBRARY = Path(__file__).parents[1]
-NAME = LIBRARY.name
-# Files of the library that decide numbers or pictures.
-SUFFIXES = (".py", ".mplstyle", ".js", ".css")
-# Files of the data folder that decide how models and corpora are read.
-READ_BY_LIBRARY = ("architectures.yml", "folders.yml")
+# The package of the library.
+NAME = Path(__file__).parents[1].name
 IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
-
-
-@functools.cache
-def library_hash() -> str:
-    """SHA-256 of every source file of the library, computed once per process."""
-    paths = [path for path in sorted(LIBRARY.rglob("*")) if path.suffix in SUFFIXES]
-    paths += [files.data_directory() / name for name in READ_BY_LIBRARY]
-    whole = hashlib.sha256()
-    for path in paths:
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        whole.update(f"{path.name} {content}\n".encode())
-    return whole.hexdigest()
 
 
 def formulas(metrics: Iterable[Metric]) -> dict[str, object]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from analysis_lib.lazy import homes
-from analysis_lib.measurement.versions import SUFFIXES
+from analysis_lib.store import SUFFIXES
 
 PACKAGE = Path(__file__).resolve().parent
 NAME = PACKAGE.name

@@ -11,9 +11,8 @@ from analysis_book.sources import NAME, PACKAGE, imported_sources, source_hash
 from analysis_book.training.runs import run_identity
 from analysis_lib import corpora
 from analysis_lib.files import data_directory, hashes_of
-from analysis_lib.measurement.versions import library_hash
 from analysis_lib.models.folders import weights_identity
-from analysis_lib.store import key
+from analysis_lib.store import key, library_hash
 
 # What the modules of ``papers`` read beside their own sources.
 PAPERS = PACKAGE / "papers"

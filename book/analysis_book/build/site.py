@@ -27,7 +27,7 @@ from analysis_book.sources import NAME, book_hash
 from analysis_lib import files, store
 from analysis_lib.errors import AnalysisError
 from analysis_lib.files import Output
-from analysis_lib.measurement.versions import library_hash
+from analysis_lib.store import library_hash
 
 
 @dataclass(frozen=True)

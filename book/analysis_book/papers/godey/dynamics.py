@@ -37,12 +37,13 @@ from analysis_lib.files import Output
 from analysis_lib.measurement import shipping
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.measurement.tables import save_tables
-from analysis_lib.measurement.versions import formulas, is_current, library_hash
+from analysis_lib.measurement.versions import formulas, is_current
 from analysis_lib.metrics import resolve
 from analysis_lib.models import LoadedModel, weights_identity
 from analysis_lib.models.loading import load_model, refuse_unloadable
 from analysis_lib.models.names import title
 from analysis_lib.progress import bar
+from analysis_lib.store import library_hash
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
 # The share of all queries and keys of which singular vectors are taken; Godey et al. (2024, sec. 5)
