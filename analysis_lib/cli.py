@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from analysis_lib.files import Output
 
 STORES = {
-    "measurements": "finished measurements",
+    "measurements": "finished measurements, proofs of captured passes",
     "derived": "models trained here, corpora cut into sentences",
 }
 
