@@ -143,5 +143,4 @@ class ScoreSums:
     ) -> Float[Tensor, "run head type dim"]:
         """Values of the keys, summed by run and by type of key."""
         keys = self.visibility.keys
-        sums = keys.kind_masks.to(values.dtype).unsqueeze(1) @ values
-        return keys.of_types(keys.by_run(sums))
+        return keys.by_run(keys.type_masks.to(values.dtype).unsqueeze(1) @ values)

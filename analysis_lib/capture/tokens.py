@@ -104,7 +104,7 @@ class Tokens:
     long: Bool[Tensor, "utterance token"] | None = None
     ids: Int[Tensor, "utterance token *character"] | None = None
     _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
-    _results: dict[Callable, Any] = field(default_factory=dict, init=False, repr=False)
+    _results: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
     def on(self, device: torch.device) -> "Tokens":
         """The same tokens on another device; copied to each device once."""
@@ -238,6 +238,18 @@ class Tokens:
     def type_counts(self) -> Float[Tensor, "utterance type"]:
         """Number of tokens of each utterance and type that count."""
         return self.counted_type_masks.sum(-1)
+
+    def summing_weights(
+        self, heads: int, dtype: torch.dtype
+    ) -> Float[Tensor, "utterance head 2 token"]:
+        """Weights for two sums over tokens: the first left to the caller, the second of those counted.
+
+        All layers use the same memory.
+        """
+        if (heads, dtype) not in self._results:
+            weights = self.counted.to(dtype)[:, None, None].repeat(1, heads, 2, 1)
+            self._results[heads, dtype] = weights
+        return self._results[heads, dtype]
 
     def once(self, function: Callable[["Tokens"], T]) -> T:
         """The result of a function of these tokens, computed once for all layers that have them."""

@@ -126,10 +126,9 @@ class Vectors:
             every, heads = self._joined
             return every._both_sums[:, heads]
         # One matrix product, since reading the vectors takes longer than adding them.
-        counted = (
-            self.tokens.counted.to(self.values.dtype).unsqueeze(1).expand(self.values.shape[:3])
-        )
-        return torch.stack([self._inverse_norms, counted], -2) @ self.values
+        weights = self.tokens.summing_weights(self.values.shape[1], self.values.dtype)
+        torch.div(*self._inverse_norm_parts, out=weights[:, :, 0])
+        return weights @ self.values
 
     @cached_property
     def unit_squares(self) -> Float[Tensor, "utterance head dim"]:
@@ -143,8 +142,12 @@ class Vectors:
     @property
     def _inverse_norms(self) -> Float[Tensor, "utterance head token"]:
         """1 / ‖x‖₂ of each vector that counts, else 0; the components of a zero vector are 0."""
+        return torch.div(*self._inverse_norm_parts)
+
+    @property
+    def _inverse_norm_parts(self) -> tuple[Tensor, Tensor]:
         smallest = torch.finfo(self.values.dtype).tiny
-        return self.tokens.counted.unsqueeze(1) / self.every_norm.clamp_min(smallest)
+        return self.tokens.counted.unsqueeze(1), self.every_norm.clamp_min(smallest)
 
     @property
     def sum(self) -> Float[Tensor, "utterance head dim"]:
@@ -159,12 +162,8 @@ class Vectors:
     @cached_property
     def counted_type_sums(self) -> Float[Tensor, "utterance head type dim"]:
         """Σ x over the tokens of each type that count."""
-        if self.tokens.silent is None:
-            sums = self.tokens.of_types(self.kind_sums)
-        else:
-            masks = self.tokens.counted_type_masks.to(self.values.dtype)
-            sums = masks.unsqueeze(1) @ self.values
-        return sums[:, :, self.tokens.counted_types]
+        masks = self.tokens.counted_type_masks.to(self.values.dtype)
+        return (masks.unsqueeze(1) @ self.values)[:, :, self.tokens.counted_types]
 
 
 def nonzero(
