@@ -165,7 +165,7 @@ def decimal(text: str) -> float:
 
 
 def part(text: str) -> tuple[int, int]:
-    numbers = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    numbers = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     number, count = map(int, numbers.groups()) if numbers else (0, 0)
     if not 1 <= number <= count:
         raise argparse.ArgumentTypeError(

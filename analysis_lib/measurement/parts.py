@@ -8,6 +8,7 @@ all parts together give the bytes of one process.
 import json
 import logging
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +38,9 @@ from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.registry import METRICS, resolve
 
 Content = TypeVar("Content")
-FILE = re.compile(r"part-([0-9]+)-of-([0-9]+)\.npz")
+FILE = re.compile(r"part-([0-9]{1,6})-of-([0-9]{1,6})\.npz")
+# Largest number of parts.
+MOST = 999_999
 
 
 class Part(NamedTuple):
@@ -60,12 +63,12 @@ class Part(NamedTuple):
         Raises:
             AnalysisError: they name none.
         """
-        if not isinstance(given, tuple | list) or len(given) < 2:
+        if not isinstance(given, tuple | list) or len(given) not in (2, 3):
             raise AnalysisError(
                 f"the part is {shown(given)}: give its number and how many there are, as in (3, 16)"
             )
         part = cls(*given)
-        require_whole("the number of parts", part.count, 1)
+        require_whole("the number of parts", part.count, 1, MOST)
         require_whole("the number of the part", part.number, 1)
         if part.number > part.count:
             raise AnalysisError(
@@ -227,10 +230,12 @@ def _paths(folder: Path) -> dict[int, Path]:
         AnalysisError: there are none, some are missing, or there are some of two divisions.
     """
     by_count: dict[int, dict[int, Path]] = {}
-    for path in folder.glob("part-*.npz"):
-        if match := FILE.fullmatch(path.name):
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    for name in names:
+        if match := FILE.fullmatch(name):
             number, count = map(int, match.groups())
-            by_count.setdefault(count, {})[number] = path
+            if name == Part(number, count).file:
+                by_count.setdefault(count, {})[number] = folder / name
     if not by_count:
         raise AnalysisError(
             f"{folder} holds no parts: measure them with --part 1/16 and so on, and --out {folder}"

@@ -353,12 +353,6 @@ def test_a_metric_of_ones_own_is_given_again(kept, tmp_path):
     assert [*merge_parts(tmp_path, [Long(1.1)])] == ["anisotropy", "long"]
 
 
-@pytest.mark.parametrize("part", [(0, 4), (5, 4), (1, 0), (1.5, 4), "1/4", 3, (1,), (True, 2)])
-def test_what_is_no_part(model, tmp_path, part):
-    with pytest.raises(AnalysisError, match=r"part"):
-        measure(model, CORPUS, FEW, part=part, checkpoints=tmp_path)
-
-
 def test_what_every_part_would_read_whole_is_refused(model, tmp_path):
     settings = {"part": (1, 2), "checkpoints": tmp_path, "progress": False}
     cone = Replace("residual", layers=[1], by="mean")
