@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from analysis_lib.capture.interventions import Replace
     from analysis_lib.corpora import Corpus, load_corpus
     from analysis_lib.errors import AnalysisError
-    from analysis_lib.measurement import Comparison, Tables, compare, measure, measure_vectors
+    from analysis_lib.measurement import (
+        Comparison,
+        Tables,
+        compare,
+        measure,
+        measure_vectors,
+        merge_parts,
+    )
     from analysis_lib.models import LoadedModel, load_model
 
 __version__ = "0.1.0"

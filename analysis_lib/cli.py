@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The command line, ``analysis-lib COMMAND``: measure, compare, and list known names.
+"""The command line, ``analysis-lib COMMAND``: measure, merge, compare, and list known names.
 
 Another package adds commands by an entry point of the group ``analysis_lib.commands``: a function
 that is called with :meth:`Commands.add`.
@@ -9,6 +9,7 @@ import argparse
 import errno
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -163,6 +164,17 @@ def decimal(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is no number, such as 0.001") from None
 
 
+def part(text: str) -> tuple[int, int]:
+    numbers = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    number, count = map(int, numbers.groups()) if numbers else (0, 0)
+    if not 1 <= number <= count:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no part: give its number, counted from 1, and how many there are, as in "
+            "3/16"
+        )
+    return number, count
+
+
 def folder(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("give the name of a folder")
@@ -172,8 +184,13 @@ def folder(text: str) -> Path:
 
 
 # Options that several commands have.
-DEVICE = {"help": "torch device; by default a GPU where there is one"}
+DEVICE = {"help": "torch device; by default a GPU where there is one, for each worker the next one"}
 WORKERS = {"type": whole, "default": 1, "help": "processes on this machine (default 1)"}
+FORMAT = {
+    "choices": ("parquet", "csv"),
+    "default": "parquet",
+    "help": "of the tables (default parquet)",
+}
 
 
 class Commands:
@@ -255,12 +272,7 @@ def _parser() -> argparse.ArgumentParser:
             "over these",
         )
         add("--out", required=True, type=folder, help="folder for the tables and run.json")
-        add(
-            "--format",
-            choices=("parquet", "csv"),
-            default="parquet",
-            help="of the tables (default parquet)",
-        )
+        add("--format", **FORMAT)
         add("--dtype", help="float32 (default), float64, bfloat16 or float16")
         add(
             "--tokenizer",
@@ -297,6 +309,7 @@ def _parser() -> argparse.ArgumentParser:
         "file, and run.json says what made them. What was measured before is found again.",
         "--model minilm --data wikipedia --limit 100 --out results/minilm",
         "--model path/to/model --data reviews.csv:text --format csv --out results/mine",
+        "--model minilm --data wikipedia --part 3/16 --out results/parts",
         interrupted=BEGINS_ANEW,
     )
     known = "a name listed by `models`, a Hub id, or a folder"
@@ -308,9 +321,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--vectors", type=expanduser, action=Instead, help=given)
     add_measurement("all")
     add("--workers", **WORKERS)
-    add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
+    cluster = (
+        "a Dask cluster instead of --workers: tcp://HOST:PORT; where machines have several GPUs, "
+        "start its workers with `dask cuda worker` of dask-cuda, which gives each a GPU"
+    )
+    add("--scheduler", help=cluster)
     idle = "seconds after which a cluster none of whose workers works is given up (default 60)"
     add("--worker-timeout", type=decimal, help=idle)
+    share = (
+        "measure the Nth of M parts of the corpus, as a job of an array does, and write its sums "
+        "to a file in --out, where `merge` finds them"
+    )
+    add("--part", type=part, metavar="N/M", help=share)
     add("--revision", help="commit, branch or tag of a Hub model")
     add("--device", **DEVICE)
     add(
@@ -324,6 +346,17 @@ def _parser() -> argparse.ArgumentParser:
         help="vectors of a convolutional network: maps (flatten, default), or positions",
     )
     add("--tokens-per-batch", type=whole, default=2048, help="padding included (default 2048)")
+
+    add = command(
+        "merge",
+        _merge,
+        "merge the parts of a measurement, as tables in their folder",
+        "The tables are those of `measure` without --part. Neither the model nor the corpus is "
+        "read. Parts that are missing, or that are of another measurement, are named.",
+        "results/parts",
+    )
+    add("folder", type=folder, metavar="DIR", help="the --out of `measure --part`")
+    add("--format", **FORMAT)
 
     add = command(
         "compare",
@@ -378,6 +411,7 @@ def _measure(options: argparse.Namespace) -> None:
     from analysis_lib import load_corpus, load_model, measure, measure_vectors
     from analysis_lib.capture.inputs import Settings
     from analysis_lib.measurement.measuring import refuse_unavailable
+    from analysis_lib.measurement.parts import Part
     from analysis_lib.measurement.tables import table_files
     from analysis_lib.metrics import resolve
     from analysis_lib.models.loading import checked_options
@@ -388,6 +422,8 @@ def _measure(options: argparse.Namespace) -> None:
         require_extra("cluster", "distributed")
     elif options.worker_timeout is not None:
         raise AnalysisError("--worker-timeout is of a cluster: give --scheduler, or leave it out")
+    if options.part is not None and options.format != "parquet":
+        raise AnalysisError("--format is of the tables that `merge` writes: give it there")
     if options.device_map is not None and options.device is not None:
         raise AnalysisError("--device and --device-map exclude each other: give one of them")
     # Misspelt names and folders of others are refused before anything is loaded.
@@ -418,15 +454,21 @@ def _measure(options: argparse.Namespace) -> None:
     corpus = load_corpus(options.data, **draw, units=options.units)
     given = Settings(**settings)
     refuse_unavailable(options.model, corpus, options.metrics, given, options.workers)
-    with sole_writer(output):
+    # Parts are files of their own, so that many jobs may write at once.
+    writer = made(output.folder) if options.part else sole_writer(output)
+    with writer:
         given = {name: getattr(options, name) for name in ("revision", "device", "device_map")}
         work = {"workers": options.workers, "scheduler": options.scheduler}
         if options.worker_timeout is not None:
             work["worker_timeout"] = options.worker_timeout
         model = load_model(options.model, processor=options.tokenizer, dtype=dtype, **given)
-        tables = measure(
-            model, corpus, options.metrics, checkpoints=options.out, **settings, **work
-        )
+        settings |= {"checkpoints": options.out, **work}
+        if options.part:
+            whole_part = Part(*options.part, draw)
+            tables = measure(model, corpus, options.metrics, part=whole_part, **settings)
+            say(f"{whole_part}, {_read_by(tables)}, is in {options.out / whole_part.file}")
+            return
+        tables = measure(model, corpus, options.metrics, **settings)
         tables.run.update(draw)
         _save(tables, output, options.format)
 
@@ -439,7 +481,9 @@ def _output_of_measure(options: argparse.Namespace) -> "Output":
         inputs = [options.vectors]
     else:
         inputs = [options.model, options.data]
-        inputs += [given for given in (options.revision, options.intervention) if given is not None]
+        # The tables of parts are written by `merge`, which knows no more than these two.
+        more = () if options.part else (options.revision, options.intervention)
+        inputs += [given for given in more if given is not None]
     return Output(options.out, "measure", tuple(map(str, inputs)), "run.json")
 
 
@@ -491,11 +535,26 @@ def _save(tables: "Tables", output: "Output", form: str) -> None:
     from analysis_lib.measurement.tables import save_tables
 
     save_tables(tables, output, tables.run, form)
-    with suppress(OSError):
-        tables.checkpoints.unlink()
+    if tables.checkpoints is not None:
+        with suppress(OSError):
+            tables.checkpoints.unlink()
+    say(f"wrote {count(len(tables), 'table')} of {_read_by(tables)} to {output.folder}")
+
+
+def _read_by(tables: "Tables") -> str:
     report = tables.report
-    read = f"{count(report.tokens, 'token')} in {count(report.utterances, 'utterance')}"
-    say(f"wrote {count(len(tables), 'table')} of {read} to {output.folder}")
+    return f"{count(report.tokens, 'token')} in {count(report.utterances, 'utterance')}"
+
+
+def _merge(options: argparse.Namespace) -> None:
+    from analysis_lib import merge_parts
+    from analysis_lib.files import Output
+
+    tables = merge_parts(options.folder)
+    inputs = (tables.run["model"], tables.run["data"])
+    output = Output(options.folder, "measure", inputs, "run.json")
+    with sole_writer(output):
+        _save(tables, output, options.format)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:

@@ -40,6 +40,7 @@ from analysis_lib import (
     load_model,
     measure,
     measure_vectors,
+    merge_parts,
     metrics,
 )
 from analysis_lib.corpora import ArrayImage, Sound, data_identity
@@ -124,6 +125,7 @@ MEASURE = {
     "scheduler": WORDS[1:],
     "checkpoints": WORDS[1:],
     "column": ["text", 3],
+    "part": ["", "1/4", 3, 1.5, (1,), {1, 2}, (0, 4), (5, 4), (1, 0), (1.5, 4), (True, 2), (1, 10**9), (1, 2, 3, 4), (1, 2)],
 }  # fmt: skip
 
 
@@ -132,6 +134,11 @@ MEASURE = {
 )
 def test_measure(place, name, value):
     refused(_measured, place, **{name: value})
+
+
+@pytest.mark.parametrize("folder", [*WORDS, ".", "absent", "bert/config.json"])
+def test_merge_parts(folder):
+    refused(merge_parts, folder)
 
 
 def test_measure_takes_numbers_of_numpy(place):

@@ -306,6 +306,11 @@ ODD_COMMANDS = [
         for name in ("nul.csv:text", "header.csv:text", "lines.txt:a", ".", "..", "%00")
     ],
     *[
+        [*MEASURE, f"--part={part}"]
+        for part in ("", "2/1", "1/" + "9" * 20, "1/2/3", "-1/2", "٣/4")
+    ],
+    *[["merge", folder] for folder in ("{tmp}", "{tmp}/lines.txt", "{tmp}/absent", "a" * 300)],
+    *[
         [*MEASURE, f"--out={out}"]
         for out in (
             "{tmp}/lines.txt",

@@ -20,6 +20,7 @@ from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.interventions import Changes
 from analysis_lib.errors import AnalysisError, refuse_all
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.devices import used
 from analysis_lib.models.parts import Layout
 
 # All inputs that a metric can need.
@@ -40,6 +41,11 @@ class Source(ABC):
 
     model: Any
     runs_side_by_side = False
+
+    @property
+    def devices(self) -> list[str]:
+        """The names of the devices that compute."""
+        return [str(self.model.device)]
 
     @abstractmethod
     def unsupported(self, items: Sequence, settings: Settings) -> dict[str, str]:
@@ -96,6 +102,10 @@ class ModelSource(Source):
         if self.model.device.type != "cpu" or spec is None or spec.device_map:
             return False
         return sum(weight.nbytes for weight in self.model.model.parameters()) <= LARGE
+
+    @property
+    def devices(self) -> list[str]:
+        return used(self.model.model)
 
     def check(self, batch: Batch) -> None:
         check(self.model, batch)

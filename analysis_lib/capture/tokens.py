@@ -242,7 +242,7 @@ class Tokens:
     def summing_weights(
         self, heads: int, dtype: torch.dtype
     ) -> Float[Tensor, "utterance head 2 token"]:
-        """Weights for two sums over tokens: the first left to the caller, the second of those counted.
+        """Weights of two sums over tokens: those of the caller, and 1 where a token counts.
 
         All layers use the same memory.
         """

@@ -50,7 +50,7 @@ SETTINGS = sorted(
         for name, argument in inspect.signature(measure).parameters.items()
         if argument.kind is argument.KEYWORD_ONLY
     }
-    - {"tokenizer", "processor", "column"}
+    - {"tokenizer", "processor", "column", "part"}
 )
 # Tables whose rows depend on their numbers, or that cannot leave texts out.
 NOT_PAIRED = ("outlier_dimensions", "spike_dimensions", "isotropy")

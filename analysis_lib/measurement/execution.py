@@ -19,10 +19,10 @@ import cloudpickle
 from analysis_lib.capture.source import Source
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
-from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, merge
+from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, Merging
 from analysis_lib.measurement.shards import Result, Shard, measure_shard, measure_shards
-from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import Metric
+from analysis_lib.models import devices
 
 if TYPE_CHECKING:
     import distributed
@@ -79,7 +79,7 @@ def results(
 
 
 def _beside_others(shards: list[Shard], source: Source, workers: int, kept: str) -> Iterator[Part]:
-    """Results of shards measured in this process and in others.
+    """Results of shards measured in this process and in others, each on the next device.
 
     A worker that is killed breaks its pool; up to two new pools are tried.
     """
@@ -88,10 +88,14 @@ def _beside_others(shards: list[Shard], source: Source, workers: int, kept: str)
         return len(tasks), measure_shard(*tasks, source)
 
     others = workers - 1
+    spec = source.model.spec
+    places = []
+    if spec.device_map is None:
+        _, *places = devices.for_workers(spec.device, source.model.device, workers)
     handed_on = 0
     for attempts_left in (2, 1, 0):
         try:
-            with processes.pool(others, shards[0].threads) as pool:
+            with processes.pool(others, shards[0].threads, places) as pool:
                 tasks = [[shard] for shard in shards[handed_on:]]
                 for part in in_order(pool, tasks, lambda: 2 * others, here):
                     handed_on += 1
@@ -299,10 +303,12 @@ def measure_packed(task: bytes) -> Part:
     shards = _unpacked(task)
     if len(shards) == 1:
         return 1, measure_shard(*shards)
-    metrics = [metric.fresh() for metric in shards[0].metrics]
-    report = Report()
-    merge(metrics, report, map(measure_shard, shards))
-    return len(shards), ({metric.name: metric.arrays() for metric in metrics}, report)
+    merging = Merging([metric.fresh() for metric in shards[0].metrics])
+    for shard in shards:
+        merging.add(1, measure_shard(shard))
+    merging.close()
+    sums = {metric.name: metric.arrays() for metric in merging.metrics}
+    return len(shards), (sums, merging.report)
 
 
 def _unpacked(work: bytes) -> Any:

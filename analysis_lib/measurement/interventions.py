@@ -339,6 +339,11 @@ def _needs_corpus(change: Replace) -> bool:
     return change.by != "zero" or isinstance(change.directions, int | str)
 
 
+def reads_corpus(settings: Settings) -> bool:
+    """Whether :func:`changes_of` reads the whole corpus."""
+    return bool(settings.norms_below) or any(map(_needs_corpus, settings.intervention))
+
+
 def _needs_products(change: Replace) -> bool:
     """Whether principal directions, or the spread along given ones, are needed."""
     if isinstance(change.directions, int):

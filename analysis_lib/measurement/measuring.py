@@ -1,12 +1,9 @@
 """Measurements: ``measure(model, corpus, "anisotropy")`` gives tidy tables."""
 
 import itertools
-import logging
-import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -31,26 +28,24 @@ from analysis_lib.errors import (
     require_text,
     require_whole,
 )
+from analysis_lib.measurement.description import Subject, say, say_left_out, units_of
 from analysis_lib.measurement.execution import Workers, results
+from analysis_lib.measurement.merging import Merging
+from analysis_lib.measurement.parts import WHOLE, Part, PartFile, refuse_part, say_kept
 from analysis_lib.measurement.shards import make_shards
-from analysis_lib.measurement.stored import Progress, StoredMeasurements
-from analysis_lib.measurement.tables import Report, Tables
+from analysis_lib.measurement.stored import Progress, StoredMeasurements, identity
+from analysis_lib.measurement.tables import Tables
 from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
-from analysis_lib.metrics.intervals import FEW_UNITS
 from analysis_lib.metrics.registry import WANTED
-from analysis_lib.models import LoadedModel, ModelName, load_model
+from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.names import architecture_to_make
 from analysis_lib.models.parts import Layout, expected_layout
 from analysis_lib.progress import bar
 
 # In seconds.
 WORKER_TIMEOUT = 60
-# Share of unknown tokens from which on a note says so, and from which on numbers are unreliable.
-SOME_UNKNOWN, MUCH_UNKNOWN = 0.01, 0.1
-# Names of training checkpoints: of Trainer, of ``pretrain``, and of the MultiBERTs.
-CHECKPOINT_NAME = re.compile(r"checkpoint-\d+|(multiberts-)?seed_\d+-step_\d+k?")
 
 
 def measure(
@@ -72,6 +67,7 @@ def measure(
     scheduler: str | None = None,
     worker_timeout: float = WORKER_TIMEOUT,
     checkpoints: Path | str | None = None,
+    part: tuple[int, int] | None = None,
     progress: bool = True,
 ) -> Tables:
     """Measure metrics of a corpus under a model, in one pass.
@@ -122,6 +118,9 @@ def measure(
             raised.
         checkpoints: a folder for the merged sums, written about every minute; an interrupted run
             resumes from there.
+        part: measure one part of the corpus alone, such as ``(3, 16)``, the third of sixteen, and
+            keep its sums in the folder ``checkpoints``, in a file for
+            :func:`~analysis_lib.measurement.parts.merge_parts`. The tables are those of this part.
         progress: whether to show a bar.
 
     Returns:
@@ -136,6 +135,9 @@ def measure(
     metrics = resolvable(metrics)
     _refuse_work(workers, scheduler, worker_timeout, checkpoints, progress)
     settings = Settings(special_tokens, long_texts, tokens_per_batch, maps, intervention, tokens)
+    if part is not None:
+        part = Part.of(part)
+        refuse_part(part, checkpoints, settings)
     refuse_unchanged(metrics, intervention)
     if tokenizer is not None and processor is not None:
         raise AnalysisError("both tokenizer= and processor= are given: give one of them")
@@ -150,10 +152,12 @@ def measure(
     _refuse_kind(model.name, model.layout, corpus)
     _refuse_without_effect(model, settings)
     source = as_source(model)
+    unavailable = _unavailable_of(source, corpus, metrics, settings)
     many = Workers(workers, scheduler, worker_timeout)
-    return _available_tables(
-        source, corpus, metrics, settings, many, checkpoints, progress, started
-    )
+    work = (many, checkpoints, progress, started)
+    if part is not None:
+        return _measured_part(source, corpus, metrics, settings, unavailable, part, *work)
+    return _stored_or_measured(source, corpus, metrics, settings, unavailable, *work)
 
 
 def measure_sensible(
@@ -249,23 +253,26 @@ def measure_vectors(
     )
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
     refuse_unavailable(given, corpus, metrics, Settings(), workers)
+    unavailable = _unavailable_of(given, corpus, metrics, Settings())
     many = Workers(workers)
-    return _available_tables(
-        given, corpus, metrics, Settings(), many, checkpoints, progress, started
+    return _stored_or_measured(
+        given, corpus, metrics, Settings(), unavailable, many, checkpoints, progress, started
     )
 
 
-def _available_tables(
-    source: Source,
-    corpus: Corpus,
-    metrics: str | Iterable[str | Metric],
-    settings: Settings,
-    *work: object,
-) -> Tables:
-    """The tables of a source; ``work`` are further arguments of :func:`_stored_or_measured`."""
+def _unavailable_of(
+    source: Source, corpus: Corpus, metrics: str | Iterable[str | Metric], settings: Settings
+) -> dict[str, str]:
+    """The metrics that are not available, with the reason, unless they were asked for by name.
+
+    Raises:
+        AnalysisError: they were.
+    """
     unsupported = source.unsupported(corpus.items, settings)
     unavailable = _unavailable(resolve(metrics), source.model.layout, settings, unsupported)
-    return _stored_or_measured(source, corpus, metrics, settings, unavailable, *work)
+    if metrics != "all":
+        _refuse(source.model.name, unavailable)
+    return unavailable
 
 
 def _stored_or_measured(
@@ -281,31 +288,78 @@ def _stored_or_measured(
 ) -> Tables:
     """Tables of all available metrics, from kept results and from a measurement of the rest."""
     model = source.model
-    if metrics != "all":
-        _refuse(model.name, unavailable)
     accumulators = [metric for metric in resolve(metrics) if metric.name not in unavailable]
     with StoredMeasurements.of_model(model, corpus, settings).alone() as kept:
         missing = [metric for metric in accumulators if not kept.fill(metric)]
-        unfinished = Progress(checkpoints, model, corpus, missing, settings)
+        unfinished = Progress(None)
+        if missing and checkpoints is not None:
+            unfinished = Progress(checkpoints, identity(model, corpus, missing, settings))
         if missing:
-            try:
-                report = _fill(source, corpus, missing, settings, unfinished, workers, progress)
-            except KeyboardInterrupt:
-                hint = CONTINUES if unfinished.merged else ""
-                raise KeyboardInterrupt(hint) from None
-            kept.report = kept.report.joined(report)
-        run = _description(model, corpus, settings, kept.report, time.monotonic() - started)
+            with _hint_at(unfinished):
+                merging = _merged(source, corpus, missing, settings, unfinished, workers, progress)
+            merging.close()
+            merging.report.require_counted(corpus.name)
+            kept.report = kept.report.joined(merging.report)
+        subject = Subject.of(model, corpus, settings)
+        run = subject.described(kept.report, time.monotonic() - started)
         run["formulas"] = formulas(accumulators)
-        _say(model.name, run["notes"])
+        say(model.name, run["notes"])
         kept.write(missing, run)
     tables = Tables(accumulators, kept.report, run, unfinished.path)
     run["left_out"] = dict(unavailable)
     if metrics == "all":
         run["left_out"] |= tables.leave_out_what_fails()
-    for reason in dict.fromkeys(run["left_out"].values()):
-        names = ", ".join(name for name, why in run["left_out"].items() if why == reason)
-        _say(model.name, [f"left out: {names} ({reason})"])
+    say_left_out(model.name, run["left_out"])
     return tables
+
+
+def _measured_part(
+    source: Source,
+    corpus: Corpus,
+    metrics: str | Iterable[str | Metric],
+    settings: Settings,
+    unavailable: dict[str, str],
+    part: Part,
+    workers: Workers,
+    folder: Path | str,
+    progress: bool,
+    started: float,
+) -> Tables:
+    """The tables of a part, whose sums are kept in a file, or have been kept there before."""
+    model = source.model
+    accumulators = [metric for metric in resolve(metrics) if metric.name not in unavailable]
+    known = identity(model, corpus, accumulators, settings)
+    file = PartFile(folder, part, known)
+    subject = Subject.of(model, corpus, settings)
+    with store.in_use():
+        merging = file.read(accumulators, part.shards(len(corpus)).start)
+        if merging is not None:
+            say_kept(folder, part)
+        else:
+            unfinished = Progress(folder, known, part.number, part.count)
+            with _hint_at(unfinished):
+                work = (unfinished, workers, progress, part)
+                merging = _merged(source, corpus, accumulators, settings, *work)
+            seconds = time.monotonic() - started
+            file.write(merging, subject, unavailable, metrics == "all", seconds)
+            unfinished.remove()
+    merging.close()
+    run = subject.described(merging.report, time.monotonic() - started)
+    run["formulas"] = formulas(accumulators)
+    run["part"] = [part.number, part.count]
+    run["left_out"] = dict(unavailable)
+    say_left_out(model.name, unavailable)
+    return Tables(accumulators, merging.report, run)
+
+
+@contextmanager
+def _hint_at(unfinished: Progress) -> Iterator[None]:
+    """A context in which a Ctrl-C says whether finished shards are kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        hint = CONTINUES if unfinished.merged else ""
+        raise KeyboardInterrupt(hint) from None
 
 
 def resolvable(metrics: str | Iterable[str | Metric]) -> str | list[str | Metric]:
@@ -395,13 +449,12 @@ def stored_tables(
     accumulators = resolve(metrics)
     if metrics == "all" or not all(map(kept.fill, accumulators)):
         return None
-    _say(name, kept.run["notes"])
-    return Tables(
-        accumulators, kept.report, kept.run | _units(corpus) | {"formulas": formulas(accumulators)}
-    )
+    say(name, kept.run["notes"])
+    run = kept.run | units_of(corpus) | {"formulas": formulas(accumulators)}
+    return Tables(accumulators, kept.report, run)
 
 
-def _fill(
+def _merged(
     source: Source,
     corpus: Corpus,
     metrics: list[Metric],
@@ -409,32 +462,37 @@ def _fill(
     unfinished: Progress,
     workers: Workers,
     progress: bool,
-) -> Report:
-    """Fill the empty metrics, and return the report of what was read."""
-    # Before the measurement, since each would end it halfway.
-    source.refuse_unreadable(corpus.items)
+    part: Part = WHOLE,
+) -> Merging:
+    """The sums of the shards of a corpus, or of a part, for empty metrics."""
+    wanted = part.shards(len(corpus))
     model = source.model
-    merging = unfinished.resume(metrics)
+    merging = unfinished.resume(metrics, wanted.start)
     shards = make_shards(source, corpus, metrics, settings, progress)
     read = [0, *itertools.accumulate(len(shard.items) for shard in shards)]
+    before = read[wanted.start]
+    # Before the measurement, since each would end it halfway.
+    source.refuse_unreadable(corpus.items[before : read[wanted.stop]])
     shown_as = {
         "unit": model.kind,
         "description": f"{model.name} on {corpus.name}",
         "show": progress,
     }
-    with bar(total=len(corpus), initial=read[merging.shards], **shown_as) as shown:
+    total = read[wanted.stop] - before
+    with bar(total=total, initial=read[merging.stop] - before, **shown_as) as shown:
         whole = True
         try:
             # In the order of the shards, so that the result does not depend on which worker
             # finished first.
             words = "; what is finished is kept" if unfinished.path else ""
-            with closing(results(shards[merging.shards :], source, workers, words)) as parts:
+            left = shards[merging.stop : wanted.stop]
+            with closing(results(left, source, workers, words)) as parts:
                 for count, result in parts:
                     whole = False
                     merging.add(count, result)
                     whole = True
                     unfinished.keep(merging)
-                    shown.update(read[merging.shards] - shown.n)
+                    shown.update(read[merging.stop] - before - shown.n)
         except BaseException:
             # A shard stopped halfway would be counted twice. If the disk is full, the first error
             # is the one to report.
@@ -442,12 +500,7 @@ def _fill(
                 if whole:
                     unfinished.keep(merging, now=True)
             raise
-    merging.close()
-    if not merging.report.counted:
-        raise AnalysisError(
-            f"{corpus.name} has no token that counts: keep the special tokens or give other text"
-        )
-    return merging.report
+    return merging
 
 
 def _refuse_kind(model: str, layout: Layout, corpus: Corpus) -> None:
@@ -497,110 +550,3 @@ def _refuse(model: str, unavailable: dict[str, str]) -> None:
     if unavailable:
         name, reason = next(iter(unavailable.items()))
         raise AnalysisError(f"{name} makes no sense for {model}: {reason}; leave it out")
-
-
-def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) -> list[str]:
-    """Notes for readers of the tables about how the corpus was read."""
-    items = f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}"
-    notes = []
-    uncaptured = model.layout.uncaptured
-    if uncaptured:
-        more = f" and of {len(uncaptured) - 1} more modules" if len(uncaptured) > 1 else ""
-        notes.append(f"the attention of {uncaptured[0]}{more} is not captured, and in no table")
-    empty = corpus.blank + report.empty
-    if empty:
-        notes.append(f"{empty} {items} are blank or hold no token, and are left out")
-    if report.cut:
-        limit = f"the {capture.longest(model)} that are read"
-        notes.append(f"{report.cut} {items} are longer than {limit}, and are cut there")
-    if report.windowed:
-        limit = f"the {capture.longest(model)} that are read"
-        notes.append(f"{report.windowed} {items} are longer than {limit}, and are read in windows")
-    unknown = report.unknown / report.tokens
-    if unknown >= SOME_UNKNOWN:
-        note = f"its tokenizer does not know {unknown:.0%} of the tokens"
-        if unknown > MUCH_UNKNOWN:
-            note += ", so that its numbers say little of these texts"
-        notes.append(note)
-    if report.spelt:
-        notes.append(
-            f"{report.spelt} special tokens are spelt out in the texts, and count as their own"
-        )
-    if report.doubled:
-        notes.append(
-            f"{report.doubled} texts begin with a token that its tokenizer puts before them: leave "
-            "it out"
-        )
-    if report.without_text:
-        notes.append(
-            f"{report.without_text} {items} have no text, so that its decoder reads the tokens "
-            "alone that begin one"
-        )
-    if report.halved:
-        notes.append(
-            "its batches did not fit the memory, and were made smaller: a smaller tokens_per_batch "
-            "saves the attempt"
-        )
-    zeros = sum(report.zero_vectors.values())
-    if zeros:
-        notes.append(f"{zeros} zero vectors have no direction and enter no cosine")
-    longest = max(report.long.values(), default=0)
-    if longest:
-        notes.append(
-            f"of {longest} of {report.tokens} tokens in some layer the vector is too long to count"
-        )
-    units = _units(corpus)["units"]
-    if units == 1:
-        notes.append(f"its {PLURAL[model.kind]} are one unit, so that there are no intervals")
-    elif units < FEW_UNITS:
-        notes.append(f"its intervals rest on {units} independent units, and are rough")
-    return notes
-
-
-def _say(model: str, notes: Iterable[str]) -> None:
-    # The checkpoints of a run are read alike, and so are a model and its untrained twins: one note
-    # is enough.
-    whole = Path(ModelName.parse(model).trained)
-    subject = whole.parent if CHECKPOINT_NAME.fullmatch(whole.name) else whole
-    for words in notes:
-        about = {"subject": f"model {subject}"}
-        logging.getLogger(__name__).warning("note: %s: %s", Path(model).name, words, extra=about)
-
-
-def _units(corpus: Corpus) -> dict[str, object]:
-    """The units of intervals: the name of their column, if any, and their number."""
-    count = len(corpus) if corpus.units is None else len({*corpus.units})
-    return {"unit_column": corpus.unit_column, "units": count}
-
-
-def _description(
-    model: LoadedModel | GivenVectors,
-    corpus: Corpus,
-    settings: Settings,
-    report: Report,
-    seconds: float,
-) -> dict[str, object]:
-    versions = ("torch", "transformers", "tokenizers", "numpy", "pandas", "scipy")
-    written = asdict(settings)
-    if not model.layout.maps:
-        # ``maps`` has no effect on models without feature maps.
-        written["maps"] = None
-    return {
-        "model": model.name,
-        "model_revision": model.revision,
-        "model_files": model.files,
-        "dtype": str(model.model.dtype).removeprefix("torch."),
-        "data": corpus.name,
-        "data_sha256": corpus.sha256,
-        "kind": corpus.kind,
-        "texts": len(corpus),
-        **_units(corpus),
-        "blank_left_out": corpus.blank,
-        "settings": written,
-        "threads": torch.get_num_threads(),
-        "report": {name: value for name, value in asdict(report).items() if name != "layers"},
-        "notes": _notes(model, corpus, report),
-        "layers": report.layers,
-        "versions": {name: store.installed_version(name) for name in versions},
-        "seconds": round(seconds, 3),
-    }

@@ -1,69 +1,92 @@
 """Sums of a corpus merged from those of its shards, in an order independent of the workers."""
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import Metric
 
-# Number of consecutive shards that are merged into a branch before the branch is merged.
+# Number of consecutive shards that are merged into a branch, and of consecutive branches that are
+# merged into a limb, before these are merged with others.
 SHARDS_PER_BRANCH = 32
+UNITS = (1, SHARDS_PER_BRANCH, SHARDS_PER_BRANCH**2)
+
+
+@dataclass
+class Piece:
+    """The sums of consecutive shards, from number ``start`` up to ``stop``, in metrics."""
+
+    start: int
+    stop: int
+    metrics: list[Metric]
+
+    @property
+    def unit(self) -> int:
+        """Number of shards in a shard, branch or limb, whichever the piece consists of."""
+        return max(unit for unit in UNITS if unit <= self.stop - self.start)
+
+    def can_take(self, following: "Piece") -> bool:
+        """Whether the piece that follows is the next unit of a branch, limb or corpus begun here.
+
+        Then their sums can be merged at once; otherwise this is the turn of other pieces.
+        """
+        if self.unit != following.unit:
+            return False
+        if self.unit == UNITS[-1]:
+            return self.start == 0
+        return self.start % (self.unit * SHARDS_PER_BRANCH) == 0
+
+    def take(self, following: "Piece") -> None:
+        """Merge the piece that follows."""
+        for metric, more in zip(self.metrics, following.metrics, strict=True):
+            metric.merge(more)
+        self.stop = following.stop
 
 
 class Merging:
-    """The shards merged so far: whole branches, and the beginning of the next one.
+    """The shards merged so far: as few pieces as the order of merging allows.
+
+    From the beginning of the corpus, there are at most three: whole limbs, whole branches after
+    them, and the shards of the next branch. A part of the corpus can begin with shards whose branch
+    began earlier, and with branches whose limb did: these stay pieces of their own. The same order
+    thus results from pieces of parts that are added one after another.
 
     Attributes:
-        metrics: metrics with the sums of whole branches.
-        branch: metrics with the sums of the shards after these.
+        metrics: empty metrics, to be filled by :meth:`close`.
+        pieces: the sums of consecutive shards.
         report: the report of all of them.
-        shards: the number of shards merged.
+        stop: the number of the shard that comes next.
     """
 
-    def __init__(self, metrics: list[Metric]):
+    def __init__(self, metrics: list[Metric], start: int = 0):
         self.metrics = metrics
-        self.branch = _fresh(metrics)
+        self.pieces: list[Piece] = []
         self.report = Report()
-        self.shards = 0
-
-    @property
-    def parts(self) -> dict[str, list[Metric]]:
-        """The metrics that hold sums, by the name of the attribute."""
-        return {"metrics": self.metrics, "branch": self.branch}
+        self.stop = start
 
     def add(self, shards: int, result: Result) -> None:
-        """Add the next shard, or all shards of the next branch, which a worker has merged."""
-        into = self.branch if shards == 1 else self.metrics
-        merge(into, self.report, [result])
-        self.shards += shards
-        if self.shards % SHARDS_PER_BRANCH == 0:
-            self.close()
+        """Add the sums of the next shards: of one, of a branch that a worker merged, of a piece."""
+        sums, read = result
+        # The sums are taken as they are, since they may be too large to copy.
+        filled = [metric.fresh(sums[metric.name]) for metric in self.metrics]
+        self._append(Piece(self.stop, self.stop + shards, filled))
+        self.stop += shards
+        self.report.merge(read)
+
+    def _append(self, piece: Piece) -> None:
+        if not self.pieces or not self.pieces[-1].can_take(piece):
+            self.pieces.append(piece)
+            return
+        last = self.pieces.pop()
+        last.take(piece)
+        # It may have become a whole branch or limb, which the piece before it can take.
+        self._append(last)
 
     def close(self) -> None:
-        """End a branch, when it is full or at the end of the corpus."""
-        for metric, part in zip(self.metrics, self.branch, strict=True):
-            _take_over(metric, part)
-        self.branch = _fresh(self.metrics)
-
-
-def merge(metrics: list[Metric], report: Report, results: Iterable[Result]) -> None:
-    """Add results, in their order, to metrics and a report."""
-    for sums, read in results:
-        for metric in metrics:
-            _take_over(metric, metric.fresh(sums[metric.name]))
-        report.merge(read)
-
-
-def _take_over(metric: Metric, part: Metric) -> None:
-    """Merge a part that is not used elsewhere.
-
-    If the metric is empty it takes the sums as they are, since they may be too large to copy.
-    """
-    if metric.sums:
-        metric.merge(part)
-        return
-    metric.sums = part.sums
-
-
-def _fresh(metrics: Iterable[Metric]) -> list[Metric]:
-    return [metric.fresh() for metric in metrics]
+        """Fill the metrics with the sums of all pieces, at the end of the corpus."""
+        while len(self.pieces) > 1:
+            last = self.pieces.pop()
+            self.pieces[-1].take(last)
+        for piece in self.pieces:
+            for metric, filled in zip(self.metrics, piece.metrics, strict=True):
+                metric.sums = filled.sums

@@ -2,20 +2,26 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import parent_process
+from pathlib import Path
+from typing import IO
 
 import torch
 from joblib.externals.loky import ProcessPoolExecutor
 from tqdm import tqdm
 
 from analysis_lib.errors import AnalysisError, undisturbed
+from analysis_lib.files import AT_ONCE, lock_file
+from analysis_lib.models import ModelSpec
 
 # Idle OpenMP threads would keep cores busy, and workers may have more threads than there are cores.
 PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -45,16 +51,20 @@ def mapped(workers: int) -> Iterator[Callable]:
 
 
 @contextmanager
-def pool(workers: int, threads: int) -> Iterator[Executor]:
+def pool(workers: int, threads: int, devices: Sequence[str] = ()) -> Iterator[Executor]:
     """A pool of processes with ``threads`` threads each.
 
     They are stopped when the context ends, and when this process ends.
+
+    Args:
+        devices: the device of each process, if it is to load models on a device of its own, see
+            :func:`on_own_device`.
     """
     environment = {name: os.environ.get(name, value) for name, value in PATIENT.items()}
+    locks = tempfile.TemporaryDirectory(prefix="analysis-lib-")
+    given = (threads, os.getpid(), locks.name, devices)
     # joblib.Parallel has no pool of one process, which is needed: this process works beside it.
-    executor = ProcessPoolExecutor(
-        workers, initializer=_start, initargs=(threads, os.getpid()), env=environment
-    )
+    executor = ProcessPoolExecutor(workers, initializer=_start, initargs=given, env=environment)
     try:
         with undisturbed():
             executor.submit(int)
@@ -64,6 +74,7 @@ def pool(workers: int, threads: int) -> Iterator[Executor]:
             yield executor
     finally:
         _stop(executor)
+        locks.cleanup()
 
 
 def _stop(executor: ProcessPoolExecutor) -> None:
@@ -89,8 +100,15 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _start(threads: int, parent: int) -> None:
+def on_own_device(spec: ModelSpec) -> ModelSpec:
+    """How this process loads a model: as described, but for the device of a worker in a pool."""
+    return replace(spec, device=_device) if _device else spec
+
+
+def _start(threads: int, parent: int, locks: str, devices: Sequence[str]) -> None:
     torch.set_num_threads(threads)
+    if devices:
+        _take_device(Path(locks), devices)
     above = os.getppid()
 
     def wait() -> None:
@@ -101,6 +119,30 @@ def _start(threads: int, parent: int) -> None:
                 time.sleep(1)
 
     _end_after(wait)
+
+
+# The device of this worker, and its lock, which is open as long as the worker lives.
+_device: str | None = None
+_lock: IO | None = None
+
+
+def _take_device(locks: Path, devices: Sequence[str]) -> None:
+    """Take the first device that no other living worker of the pool has.
+
+    A worker that is replaced leaves its device to the next one.
+    """
+    global _device, _lock
+    while _device is None:
+        for index, device in enumerate(devices):
+            _lock = (locks / str(index)).open("w")
+            # Held by another worker.
+            with suppress(BlockingIOError):
+                lock_file(_lock, AT_ONCE)
+                _device = device
+                return
+            _lock.close()
+        # The one that is replaced has not ended yet.
+        time.sleep(0.1)
 
 
 def end_with_parent() -> None:

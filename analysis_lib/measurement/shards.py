@@ -83,7 +83,7 @@ def measure_shard(shard: Shard, source: Source | None = None) -> Result:
     """The sums and the report of one shard: a pure function of the shard."""
     if source is None:
         with _LOADING:
-            source = _loaded(shard.spec)
+            source = _loaded(processes.on_own_device(shard.spec))
     [result] = measure_shards([shard], source)
     return result
 
@@ -182,7 +182,7 @@ def _failing(error: AnalysisError) -> Iterator[capture.Batch]:
 
 def begin(shard: Shard, source: Source) -> tuple[Iterator[capture.Batch], Report]:
     """The batches of a shard, and its report, which is complete once all batches are made."""
-    report = Report()
+    report = Report(devices=source.devices)
     return iter(source.batches(shard.items, shard.groups, shard.settings, report)), report
 
 

@@ -101,7 +101,7 @@ class StoredMeasurements:
         for entry in self.entries:
             # A metric whose parameters cannot be hashed is not kept.
             with suppress(AnalysisError):
-                stored = entry.read(_file(metric), _read)
+                stored = entry.read(_file(metric), read_sums)
                 if stored is None:
                     continue
                 metric.merge(metric.fresh(stored.sums[metric.name]))
@@ -117,7 +117,7 @@ class StoredMeasurements:
             sums = {metric.name: metric.arrays()}
             for entry in self.entries:
                 with suppress(AnalysisError):
-                    _write(entry, _file(metric), sums, self.report, run=about)
+                    write_sums(entry, _file(metric), sums, self.report, run=about)
 
     def array(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         """An array with the result of ``make``, kept under a name.
@@ -149,76 +149,127 @@ def interruption(kept: bool) -> Iterator[None]:
         raise KeyboardInterrupt(str(error) or (CONTINUES if kept else "")) from None
 
 
+def identity(
+    model: LoadedModel, corpus: Corpus, metrics: Iterable[Metric], settings: Settings
+) -> dict[str, str]:
+    """Hashes of all that the sums of a measurement depend on, each by what it is."""
+    known = {
+        "model revision": [model.revision, repr(model.layout)],
+        "precision": str(model.model.dtype),
+        "kind of device": model.device.type,
+        "corpus": corpus.sha256,
+        "division into units": corpus.groups(GROUPS),
+    }
+    for name, value in asdict(settings).items():
+        known[f"setting of {name}"] = value
+    known["choice of metrics"] = [metric_identity(metric) for metric in metrics]
+    known = {name: store.key(value)[:DIGITS] for name, value in known.items()}
+    return known | identity_of_library()
+
+
+def identity_of_library() -> dict[str, str]:
+    """Hashes of the versions in use, and of the order in which sums are merged."""
+    how_merged = [
+        shards.UTTERANCES_PER_SHARD,
+        shards.FIRST_PARTS,
+        shards.BATCHES_PER_PART,
+        SHARDS_PER_BRANCH,
+    ]
+    known = {"version of analysis_lib": store.key(store.library_hash(), how_merged)[:DIGITS]}
+    for name in store.COMPUTING:
+        known[f"version of {name}"] = store.installed_version(name)
+    return known
+
+
 class Progress:
     """The merged sums of an interrupted measurement, in one file that is written now and then.
 
     Attributes:
         path: the file, named after all that the sums depend on, in the given folder; None without a
             folder.
-        merged: number of shards of the measurement in the file.
+        merged: number of shards up to which the measurement is in the file.
     """
 
-    def __init__(
-        self,
-        folder: Path | str | None,
-        model: LoadedModel,
-        corpus: Corpus,
-        metrics: list[Metric],
-        settings: Settings,
-    ):
+    def __init__(self, folder: Path | str | None, *known: object):
         self.path = None
         self.merged = 0
         self._next = time.monotonic() + SECONDS_AT_RISK
         if folder is not None:
-            known = [model.revision, str(model.model.dtype), model.device.type, repr(model.layout)]
-            known += _common(corpus, asdict(settings))
-            known += map(metric_identity, metrics)
-            known += [
-                shards.UTTERANCES_PER_SHARD,
-                shards.FIRST_PARTS,
-                shards.BATCHES_PER_PART,
-                SHARDS_PER_BRANCH,
-            ]
-            key = store.key(*known)[:DIGITS]
             self._entry = store.Entry(Path(folder))
-            self.path = self._entry.folder / f".unfinished-{key}.npz"
+            self.path = self._entry.folder / f".unfinished-{store.key(*known)[:DIGITS]}.npz"
             # Fail before the work begins if the folder cannot be written.
             with files.writing(self.path.parent):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
 
-    def resume(self, metrics: list[Metric]) -> Merging:
-        """Fill empty metrics from the file; a damaged file counts as missing."""
-        merging = Merging(metrics)
-        stored = None
+    def resume(self, metrics: list[Metric], first: int) -> Merging:
+        """The shards from number ``first`` on that are in the file; a damaged file counts as none.
+
+        Args:
+            metrics: empty metrics, to be filled.
+        """
+        merging = None
         if self.path is not None:
-            stored = self._entry.read(self.path.name, _read)
-        if stored is not None:
-            merging.report = stored.report
-            merging.shards = self.merged = int(stored.more["merged"])
-            for name, part in merging.parts.items():
-                for metric in part:
-                    sums = stored.sums.get(f"{name} {metric.name}")
-                    metric.merge(metric.fresh(sums))
+            read = functools.partial(merging_of, metrics, first)
+            merging = self._entry.read(self.path.name, read)
+        if merging is None:
+            return Merging(metrics, first)
+        self.merged = merging.stop
         return merging
 
     def keep(self, merging: Merging, *, now: bool = False) -> None:
         """Write the merged sums if ``now``, or if enough time has passed since the last time."""
         due = now or time.monotonic() >= self._next
-        if self.path is None or merging.shards == self.merged or not due:
+        is_new = merging.pieces and merging.stop != self.merged
+        if self.path is None or not is_new or not due:
             return
         started = time.monotonic()
-        sums = {}
-        for name, part in merging.parts.items():
-            for metric in part:
-                sums[f"{name} {metric.name}"] = metric.arrays()
-        _write(self._entry, self.path.name, sums, merging.report, merged=merging.shards)
-        self.merged = merging.shards
+        write_merging(self._entry, self.path.name, merging)
+        self.merged = merging.stop
         # The file of a large model is large: the interval grows so that writing takes a small share
         # of the time.
         self._next = time.monotonic() + SECONDS_AT_RISK * (1 + time.monotonic() - started)
 
+    def remove(self) -> None:
+        """Remove the file, once its sums are kept elsewhere."""
+        self._entry.remove(self.path.name)
 
-class _Stored(NamedTuple):
+
+def write_merging(entry: store.Entry, name: str, merging: Merging, **more: str | int) -> None:
+    """Keep the sums of each piece, and further entries, in a file."""
+    sums = {}
+    for piece in merging.pieces:
+        for metric in piece.metrics:
+            sums[f"{piece.start} {piece.stop} {metric.name}"] = metric.arrays()
+    write_sums(entry, name, sums, merging.report, merged=merging.stop, **more)
+
+
+def merging_of(metrics: list[Metric], first: int, path: Path) -> Merging:
+    """The merging in a file that :func:`write_merging` has written."""
+    merging = Merging(metrics, first)
+    add_stored(merging, read_sums(path))
+    return merging
+
+
+def add_stored(merging: Merging, stored: "Stored") -> None:
+    """Add the pieces of a file that :func:`write_merging` has written.
+
+    Raises:
+        ValueError: they do not follow those that are there, or the file lacks some.
+    """
+    pieces: dict[tuple[int, int], dict] = {}
+    for name, sums in stored.sums.items():
+        start, stop, metric = name.split(" ")
+        pieces.setdefault((int(start), int(stop)), {})[metric] = sums
+    for (start, stop), sums in pieces.items():
+        if start != merging.stop:
+            raise ValueError(f"shard {merging.stop} is not in it")
+        merging.add(stop - start, (sums, Report()))
+    if merging.stop != int(stored.more["merged"]):
+        raise ValueError(f"shard {merging.stop} is not in it")
+    merging.report.merge(stored.report)
+
+
+class Stored(NamedTuple):
     """The content of a file: sums by metric, the report, and further entries by name."""
 
     sums: dict[str, dict[Key, GroupSums]]
@@ -226,13 +277,14 @@ class _Stored(NamedTuple):
     more: dict[str, str]
 
 
-def _write(
+def write_sums(
     entry: store.Entry,
     name: str,
     sums: Mapping[str, dict[Key, GroupSums]],
     report: Report,
     **more: str | int,
 ) -> None:
+    """Keep sums by metric, a report, and further entries in a file."""
     # numpy accepts no tuples as names, so keys are written as JSON.
     arrays = {}
     for metric, of_metric in sums.items():
@@ -244,11 +296,11 @@ def _write(
     entry.write(name, lambda path: np.savez(path, **more, **arrays))
 
 
-def _read(path: Path) -> _Stored:
-    """Read a file that :func:`_write` has written."""
+def read_sums(path: Path) -> Stored:
+    """Read a file that :func:`write_sums` has written."""
+    more = read_entries(path)
     with np.load(path) as stored:
         names = [name for name in stored if name.startswith("[")]
-        more = {name: str(stored[name]) for name in {*stored} - {*names}}
         if len(names) != int(more["arrays"]):
             raise ValueError("an array is gone")
         sums = {metric: {} for metric in json.loads(more["metrics"])}
@@ -256,7 +308,13 @@ def _read(path: Path) -> _Stored:
             metric, groups, *key = json.loads(name)
             sums[metric][tuple(key)] = GroupSums(tuple(groups), stored[name])
     report = Report(**json.loads(more["report"]))
-    return _Stored(sums, report, more)
+    return Stored(sums, report, more)
+
+
+def read_entries(path: Path) -> dict[str, str]:
+    """The entries of a file that :func:`write_sums` has written, without the sums."""
+    with np.load(path) as stored:
+        return {name: str(stored[name]) for name in stored if not name.startswith("[")}
 
 
 def _common(corpus: Corpus, settings: dict) -> list:

@@ -44,6 +44,7 @@ class Report(Reading):
             leave out.
         long: by layer, the number of tokens left out because of the norm of their hidden vector.
         layers: the rows of :attr:`Tables.layers`, in order.
+        devices: names of the devices that computed.
     """
 
     tokens: int = 0
@@ -51,6 +52,7 @@ class Report(Reading):
     zero_vectors: dict[str, int] = field(default_factory=dict)
     long: dict[str, int] = field(default_factory=dict)
     layers: list[dict] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Numbers of zero vectors, where they were counted.
@@ -63,6 +65,7 @@ class Report(Reading):
             for key, count in theirs.items():
                 mine[key] = mine.get(key, 0) + count
         self.layers = self.layers or other.layers
+        self.devices = in_order_of_number({*self.devices, *other.devices})
 
     def joined(self, other: "Report") -> "Report":
         """The report of one corpus from two passes over it, whose metrics read different spaces."""
@@ -74,7 +77,15 @@ class Report(Reading):
             "zero_vectors": self.zero_vectors | other.zero_vectors,
             "long": self.long | other.long,
         }
-        return replace(other, layers=layers, **dictionaries)
+        devices = in_order_of_number({*self.devices, *other.devices})
+        return replace(other, layers=layers, devices=devices, **dictionaries)
+
+    def require_counted(self, corpus: str) -> None:
+        """Raise an AnalysisError if no token of the corpus counts."""
+        if not self.counted:
+            raise AnalysisError(
+                f"{corpus} has no token that counts: keep the special tokens or give other text"
+            )
 
     def add(self, activations: Activations) -> None:
         """Add the counts of a layer and batch, on the device of its activations; see ``close``."""
@@ -117,6 +128,11 @@ class Report(Reading):
                 if count:
                     self.zero_vectors[f"{space} {layer}"] = count
             self._zeros = Sums()
+
+
+def in_order_of_number(devices: Iterable[str]) -> list[str]:
+    """Names of devices, sorted: ``cuda:2`` before ``cuda:10``."""
+    return sorted(devices, key=lambda name: (len(name), name))
 
 
 def _zeros(norms: Tensor, counted: Tensor) -> Tensor:
@@ -288,7 +304,9 @@ class Tables(LazyTables):
             {metric.name: metric for metric in metrics}, operator.methodcaller("table")
         )
         self.report = report
-        self.layers = pd.DataFrame(report.layers).astype(dict.fromkeys(_SIZES, "Int64"))
+        # A part without texts has no layers.
+        layers = pd.DataFrame(report.layers, columns=["layer", "stack", "part", *_SIZES])
+        self.layers = layers.astype(dict.fromkeys(_SIZES, "Int64"))
         self.run = run
         self.checkpoints = checkpoints
 

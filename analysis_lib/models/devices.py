@@ -36,9 +36,46 @@ def usable(device: str | torch.device | None) -> str:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise unusable from error
     # torch accepts any index of a CPU, of which there is one.
-    if chosen.type == "cpu" and chosen.index:
+    if chosen.type == "cpu" and chosen.index and str(chosen) not in of_kind("cpu"):
         raise unusable
     return str(device)
+
+
+def of_kind(kind: str) -> list[str]:
+    """The names of all devices of a kind that this process sees.
+
+    Of GPUs, it sees those that CUDA_VISIBLE_DEVICES names.
+
+    >>> of_kind("cpu")
+    ['cpu']
+    """
+    count = torch.get_device_module(kind).device_count()
+    return [kind] if count == 1 else [f"{kind}:{index}" for index in range(count)]
+
+
+def for_workers(device: str, first: torch.device, count: int) -> list[str]:
+    """The device of each of ``count`` workers on this machine.
+
+    Workers take the devices of a kind in turn. A device with a number is that of all of them.
+
+    Args:
+        device: as the user chose it, such as ``cuda``.
+        first: the device of the first worker, which is this process.
+
+    >>> for_workers("cpu", torch.device("cpu"), 2)
+    ['cpu', 'cpu']
+    """
+    if torch.device(device).index is not None:
+        return [device] * count
+    names = of_kind(first.type)
+    begin = names.index(str(first)) if str(first) in names else 0
+    return [names[(begin + worker) % len(names)] for worker in range(count)]
+
+
+def used(model: nn.Module) -> list[str]:
+    """The names of the devices on which a model computes: several with a device map."""
+    names = {str(device) for module in model.modules() for device in _computing(module)}
+    return sorted(names) or [str(model.device)]
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -7,7 +7,7 @@ import tiny
 
 import analysis_book
 from analysis_lib import measure
-from analysis_lib.measurement import measuring
+from analysis_lib.measurement import description
 from analysis_lib.progress import Once
 
 
@@ -57,7 +57,7 @@ def test_each_of_two_models_is_named(said, tmp_path):
 )
 def test_a_run_and_a_model_with_its_twins_are_named_once(alike, said):
     for name in alike:
-        measuring._say(name, ["2 of 4 texts are cut"])
+        description.say(name, ["2 of 4 texts are cut"])
     assert len(said) == 1
 
 
@@ -66,7 +66,7 @@ def test_a_run_and_a_model_with_its_twins_are_named_once(alike, said):
 )
 def test_models_of_like_names_are_not_one(others, said):
     for name in others:
-        measuring._say(name, ["2 of 4 texts are cut"])
+        description.say(name, ["2 of 4 texts are cut"])
     assert len(said) == 2
 
 

@@ -216,6 +216,7 @@ def facts(models: Sequence[Mapping]) -> str:
         "measured on": lambda m: (
             f"{m['texts']:,} items of {data_name(m['data'])}, {m['tokens']:,} tokens"
         ),
+        "computed on": lambda m: ", ".join(m.get("devices", ())),
         "left out": lambda m: "; ".join(f"{name} ({why})" for name, why in m["left_out"].items()),
     }
     titles = [plain(model["title"]) for model in models]

@@ -281,6 +281,8 @@ def geometry_of(tables: Tables, about: Mapping[str, object] | None = None) -> di
         "title": tables.title,
         **(about or {}),
         **{key: run[key] for key in RUN},
+        # Measurements of earlier versions do not say it.
+        "devices": run.get("devices", []),
         "tokens": run["report"]["tokens"],
         "left_out": run.get("left_out", {}),
         "notes": run["notes"],
