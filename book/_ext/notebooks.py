@@ -1,9 +1,10 @@
 """Executed notebooks as pages: the finding, figures with their files, how the page was made.
 
 A Sphinx extension (``_config.yml`` names it). The cell tagged ``found`` computes what was found;
-its text stands under the title, with the figure of the cell tagged ``lead``, or the first one. The
-parameters are shown as they ran. Sliders and views become figures with numbers. What is downloaded
-has no outputs.
+its text stands under the title, and below it, with caption and number, the figure of the cell
+tagged ``lead``, or the first one, which stands nowhere else. Each figure has a rendering for dark
+pages. The parameters are shown as they ran. Sliders and views become figures with numbers. What is
+downloaded has no outputs.
 """
 
 import base64
@@ -28,6 +29,7 @@ from sphinx.transforms import SphinxTransform
 
 from analysis_book.build.parameters import parameters_cell, read_notebook
 from analysis_book.figures.markup import code, code_block, plain
+from analysis_book.figures.style import on_dark
 from analysis_book.figures.view import SCRIPT, vega
 
 # The endings of the files of a figure, by the kind of an output.
@@ -47,14 +49,26 @@ FOUND = """\
 :class: tip finding
 
 {text}
-{picture}
 :::::
 """
-SHOWN = '<img class="figure" src="{address}" alt="{alt}">'
-PICTURE = f"""
-```{{{{raw}}}} html
-<a href="#{{name}}">{SHOWN}</a>
-```"""
+# The theme leaves pictures of the class ``dark-light`` as they are.
+SHOWN = '<img class="figure dark-light {theme}" loading="lazy" src="{address}" alt="{alt}">'
+LEAD = """
+```{{figure}} /{file}
+:name: {name}
+:alt: {alt}
+:figclass: leading
+
+{caption}
+```
+"""
+# Of what moves, the HTML, in which no line is one of backticks.
+MOVED = """
+```{{raw}} html
+{figure}
+```
+"""
+ABOVE = "{{numref}}`{name}` is at the top of the page."
 MADE = """\
 ::::{{dropdown}} How this page was made
 
@@ -122,14 +136,14 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
     numbered = {}
     leading = tagged(notebook, "lead")
     for cell in notebook.cells:
-        shown = {}
+        data = {}
         for output in cell.get("outputs", ()):
-            shown |= output.get("data", {})
-        files = {ending: shown[kind].encode() for kind, ending in KINDS.items() if kind in shown}
+            data |= output.get("data", {})
+        files = {ending: data[kind].encode() for kind, ending in KINDS.items() if kind in data}
         if "png" in files:
             files["png"] = base64.b64decode(files["png"])
         about = cell.metadata.get("mystnb", {})
-        if moving := MOVING.search(shown.get("text/html", "")):
+        if moving := MOVING.search(data.get("text/html", "")):
             *_, last = FRAME.finditer(moving["inner"])
             # A caption in HTML is no markdown, which those of other figures are.
             caption = plain(html.unescape(CAPTION.search(moving["inner"])["caption"]))
@@ -137,7 +151,7 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
             if last["ending"] == "png":
                 files["png"] = base64.b64decode(last["picture"])
             else:
-                files["png"] = _png(shown["image/svg+xml"])
+                files["png"] = _png(data["image/svg+xml"])
             numbered[moving["name"]] = Drawn(caption, alt, cell in leading, files)
         elif (name := about.get("figure", {}).get("name")) and files:
             caption = about["figure"]["caption"]
@@ -150,15 +164,54 @@ def _png(svg: str) -> bytes:
     return vl_convert.svg_to_png(svg, scale=2)
 
 
-def lead(environment: BuildEnvironment, notebook: NotebookNode) -> str:
-    """The picture that stands for a page and leads to its figure; a page of tables has none."""
-    drawn = {name: figure for name, figure in figures(notebook).items() if figure.files}
-    if not drawn:
-        return ""
-    name = max(drawn, key=lambda name: drawn[name].leads)
-    ending = "svg" if "svg" in drawn[name].files else "png"
-    address = keep(environment, FIGURES / f"{name}.{ending}", drawn[name].files[ending])
-    return PICTURE.format(name=name, address=address, alt=html.escape(drawn[name].alt))
+def shown(environment: BuildEnvironment, name: str, figure: Drawn, alt: str) -> str:
+    """The HTML of a figure: the picture for light pages, and where there is one that for dark ones.
+
+    A browser asks only for the one that it shows.
+    """
+    if "svg" not in figure.files:
+        address = keep(environment, FIGURES / f"{name}.png", figure.files["png"])
+        return SHOWN.format(theme="", address=address, alt=html.escape(alt))
+    light = figure.files["svg"]
+    pictures = []
+    for theme, svg in (("on-light", light), ("on-dark", on_dark(light.decode()).encode())):
+        file = f"{name}.svg" if theme == "on-light" else f"{name}-dark.svg"
+        address = keep(environment, FIGURES / file, svg)
+        pictures.append(SHOWN.format(theme=theme, address=address, alt=html.escape(alt)))
+    return "".join(pictures)
+
+
+def lead(notebook: NotebookNode) -> NotebookNode | None:
+    """The cell whose figure stands for a page; a page of tables has none."""
+    drawing = []
+    for cell in notebook.cells:
+        if figures(nbformat.v4.new_notebook(cells=[cell])):
+            drawing.append(cell)
+    leading = [cell for cell in drawing if cell in tagged(notebook, "lead")]
+    return next(iter(leading + drawing), None)
+
+
+def _move_to_the_top(environment: BuildEnvironment, cell: NotebookNode) -> str:
+    """Take the figure of a cell from its place; its Markdown at the top of the page."""
+    ((name, figure),) = figures(nbformat.v4.new_notebook(cells=[cell])).items()
+    markdown = ""
+    kept = []
+    for output in cell.outputs:
+        data = output.get("data", {})
+        if MOVING.search(data.get("text/html", "")):
+            markdown = MOVED.format(figure=data["text/html"])
+        elif not KINDS.keys() & data.keys():
+            kept.append(output)
+    if not markdown:
+        ending = "svg" if "svg" in figure.files else "png"
+        file = FIGURES / f"{name}.{ending}"
+        keep(environment, file, figure.files[ending])
+        alt = " ".join(figure.alt.split())
+        markdown = LEAD.format(file=file.as_posix(), name=name, alt=alt, caption=figure.caption)
+        del cell.metadata["mystnb"]
+    where = {"text/markdown": ABOVE.format(name=name)}
+    cell.outputs = [*kept, nbformat.v4.new_output("display_data", where)]
+    return markdown
 
 
 def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
@@ -167,9 +220,11 @@ def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
         return
     notebook = nbformat.reads(source[0], 4)
     if text := finding(notebook):
-        admonition = FOUND.format(text=text, picture=lead(app.env, notebook))
+        top = FOUND.format(text=text)
+        if cell := lead(notebook):
+            top += _move_to_the_top(app.env, cell)
         # Within the first cell: what comes after it is counted by others.
-        notebook.cells[0].source += f"\n\n{admonition}"
+        notebook.cells[0].source += f"\n\n{top}"
         for cell in tagged(notebook, "found"):
             cell.outputs = []
     _show_parameters(notebook)
@@ -196,10 +251,10 @@ def _show_parameters(notebook: NotebookNode) -> None:
     cell = parameters_cell(notebook)
     for key, value in notebook.metadata["analysis_lib"]["parameters"].items():
         line = re.compile(rf"^({key}(?:: \w+)? = )(?:\[[^\]]*\]|\"[^\"]*\"|[^\s#]+)", re.MULTILINE)
-        shown = repr(value)
+        literal = repr(value)
         if isinstance(value, str | list):
-            shown = json.dumps(value, ensure_ascii=False)
-        cell.source = line.sub(lambda old, shown=shown: old[1] + shown, cell.source, count=1)
+            literal = json.dumps(value, ensure_ascii=False)
+        cell.source = line.sub(lambda old, new=literal: old[1] + new, cell.source, count=1)
 
 
 def _how(name: str, notebook: NotebookNode) -> str:
@@ -225,18 +280,15 @@ def _add_files(app: Sphinx, page: nodes.document) -> None:
     numbered = figures(read_notebook(path))
     for node in page.findall(nodes.figure):
         for name in {*node["names"]} & numbered.keys():
-            addresses = {}
             links = []
             for ending, content in numbered[name].files.items():
                 address = keep(app.env, FIGURES / f"{name}.{ending}", content)
-                addresses[ending] = address
                 links.append(f'<a href="{address}" download>{ending.upper()}</a>')
             files = f'<p class="files">{" · ".join(links)}</p>'
             node += nodes.legend("", nodes.raw("", files, format="html"))
             for image in list(node.findall(nodes.image)):
-                picture = addresses.get("svg", addresses["png"])
-                shown = SHOWN.format(address=picture, alt=html.escape(image["alt"]))
-                image.replace_self(nodes.raw("", shown, format="html"))
+                picture = shown(app.env, name, numbered[name], image["alt"])
+                image.replace_self(nodes.raw("", picture, format="html"))
 
 
 class Moving(SphinxTransform):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 from docutils import nodes
-from notebooks import FIGURES, executed, figures, finding, keep
+from notebooks import executed, figures, finding, shown
 from packaging.requirements import Requirement
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -49,7 +49,7 @@ THUMBNAIL = """\
 :class-card: thumbnail
 
 ```{{raw}} html
-<img class="figure" loading="lazy" src="{address}" alt="">
+{picture}
 ```
 {{numref}}`{name}`. {caption}
 :::
@@ -101,9 +101,8 @@ class Gallery(SphinxDirective):
         for page, path in executed(self.env).items():
             cards = []
             for name, drawn in figures(read_notebook(path)).items():
-                ending = "svg" if "svg" in drawn.files else "png"
-                address = keep(self.env, FIGURES / f"{name}.{ending}", drawn.files[ending])
-                cards.append(THUMBNAIL.format(name=name, address=address, caption=drawn.caption))
+                picture = shown(self.env, name, drawn, alt="")
+                cards.append(THUMBNAIL.format(name=name, picture=picture, caption=drawn.caption))
             if cards:
                 sections += [
                     f"**{{doc}}`{page}`**\n",

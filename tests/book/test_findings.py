@@ -5,7 +5,7 @@ import base64
 import nbformat
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from notebooks import Drawn, figures, finding
+from notebooks import Drawn, figures, finding, lead
 
 from analysis_book.figures import Slider, cone, plain
 
@@ -55,6 +55,15 @@ def test_one_figure_leads_its_page_and_what_drew_nothing_is_none():
         "fig-a": False,
         "fig-b": True,
     }
+
+
+def test_the_lead_is_the_tagged_figure_or_the_first_and_a_page_of_tables_has_none():
+    table = shown({"text/markdown": "a table"})
+    first, second = figure("fig-a", PICTURE), figure("fig-b", PICTURE)
+    assert lead(new_notebook(cells=[table, first, second])) == first
+    second.metadata["tags"] = ["lead"]
+    assert lead(new_notebook(cells=[table, first, second])) == second
+    assert lead(new_notebook(cells=[table])) is None
 
 
 def test_a_slider_is_the_figure_that_it_begins_with():

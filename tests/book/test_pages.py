@@ -230,6 +230,63 @@ def test_every_figure_can_be_taken_along(smoke_site):
     assert tables > 0.9 * pictures
 
 
+LEADS = """(all) => all.filter((image) => image.checkVisibility()).map((image) => {
+  const card = image.closest("figure").getBoundingClientRect(), box = image.getBoundingClientRect();
+  const text = image.closest("article").getBoundingClientRect();
+  const over = Math.max(card.left - box.left, box.right - card.right, card.right - text.right);
+  return [image.src, box.width, over];
+})"""
+
+
+def least_letters(picture: Path) -> float:
+    """The smallest letters of an SVG, as a share of its width."""
+    root = ElementTree.parse(picture).getroot()
+    sizes = []
+    for element in root.iter():
+        style = element.get("style", "")
+        sizes += map(float, re.findall(r"font(?:-size)?: [^;]*?([\d.]+)px", style))
+    assert sizes, picture
+    return min(sizes) / float(root.get("viewBox").split()[2])
+
+
+# Pages whose lead figures still have several panels.
+CROWDED = ("causes", "classification", "outliers", ".")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_lead_figure_stands_once_on_its_page_and_can_be_read(smoke_site, page, width):
+    """Its letters are at least 9 pixels high, and nothing is over its card."""
+    page.set_viewport_size({"width": width, "height": 900})
+    small = []
+    for path in notebook_pages(smoke_site):
+        if path.stem == "checks" or path.relative_to(smoke_site).parent.as_posix() in CROWDED:
+            continue
+        visit(page, path)
+        ((source, shown, over),) = page.locator("figure.leading img").evaluate_all(LEADS)
+        picture = Path(unquote(urlsplit(source).path))
+        name = picture.stem
+        assert page.locator(f"article img[src$='/{name}.svg']").count() == 1, path.name
+        assert over < 1, path.name
+        letters = shown * least_letters(picture)
+        if letters < 9:
+            small.append(f"{path.name}: {letters:.1f}")
+    assert not small
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_figure_has_the_ink_of_its_theme(smoke_site, page, theme):
+    page.emulate_media(color_scheme=theme)
+    path = smoke_site / "training" / "sharpness.html"
+    page.add_init_script("localStorage.setItem('mode', 'auto')")
+    visit(page, path)
+    shown = "(all) => all.filter((image) => image.checkVisibility()).map((image) => image.src)"
+    pictures = page.locator("article img.figure").evaluate_all(shown)
+    assert len(pictures) > 3
+    assert {picture.endswith("-dark.svg") for picture in pictures} == {theme == "dark"}
+    filters = "(all) => [...new Set(all.map((image) => getComputedStyle(image).filter))]"
+    assert page.locator("article img.figure").evaluate_all(filters) == ["none"]
+
+
 def test_what_was_found_stands_at_the_top_of_every_notebook(smoke_site):
     for path in notebook_pages(smoke_site):
         text = path.read_text(encoding="utf-8")

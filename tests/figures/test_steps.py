@@ -38,9 +38,9 @@ def planted(vectors: int) -> pd.DataFrame:
 def test_the_page_draws_the_sample_and_its_mean_at_each_step():
     clouds = planted(9)
     paths = clouds.groupby(["directions", "head", "step", "space"])[["x", "y"]].mean().reset_index()
-    grid = run_cells(PAGE, "def finish", "of_both = ", clouds=clouds, paths=paths, some=[0, 1000])[
-        "grid"
-    ]
+    grid = run_cells(
+        PAGE, "def finish", "drawn = clouds", clouds=clouds, paths=paths, some=[0, 1000]
+    )["grid"]
     assert sorted(grid.axes_dict) == [
         (0, "opposite"),
         (0, "similar"),
@@ -65,7 +65,7 @@ def test_the_page_draws_the_sample_and_its_mean_at_each_step():
 
 def test_the_page_draws_the_path_of_the_means_and_where_it_ends():
     paths = planted(1)
-    grid = run_cells(PAGE, "def finish", "path = paths.query(\"directions == 'both'", paths=paths)[
+    grid = run_cells(PAGE, "def finish", "paths.query(\"directions == 'both'\"),", paths=paths)[
         "grid"
     ]
     for head, axes in grid.axes_dict.items():

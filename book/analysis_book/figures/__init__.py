@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from analysis_book.figures.markup import address, code, code_block, plain
     from analysis_book.figures.slider import Slider
     from analysis_book.figures.style import (
+        TYPE_COLOURS,
         band,
         heat,
         legend_below,
         log_axis,
+        on_dark,
         step_axis,
         theme,
         whole_numbers,

@@ -4,7 +4,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis_book.figures.view import COLOURS, INK, Control, View, steps
+from analysis_book.figures.style import COLOURS
+from analysis_book.figures.view import INK, Control, View, steps
 
 # By Vega's rules, of every vector: with the bias, of length one, and the attention of the chosen
 # query to it.

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import altair as alt
 import pandas as pd
 
+from analysis_book.figures.style import COLOURS
 from analysis_book.figures.tables import NAMES
-from analysis_book.figures.view import COLOURS, INK, Control, View, as_csv, short, steps
+from analysis_book.figures.view import INK, Control, View, as_csv, short, steps
 from analysis_lib.errors import AnalysisError
 
 Tables = Mapping[str, pd.DataFrame]

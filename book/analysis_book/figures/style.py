@@ -1,7 +1,7 @@
 """The look of every figure, the band of an interval, and the axis of the steps of a run."""
 
 import atexit
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -12,6 +12,8 @@ from matplotlib import font_manager, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
+from analysis_book.figures.tables import NAMES
+
 # Fonts with Chinese, Japanese and Korean characters.
 SCRIPTS = (
     "Noto Sans CJK JP",
@@ -21,6 +23,21 @@ SCRIPTS = (
     "Hiragino Sans",
     "Microsoft YaHei",
 )
+# Told apart by the colour-blind, and seen at a contrast of 3 on white and on black.
+COLOURS = ("#0173b2", "#d55e00", "#b56bab", "#029e73", "#8c8c8c")
+# The colour of each type of token in every figure, as the ``palette`` of seaborn's functions: by
+# its name in tables, such as ``cls``, and by that which a reader sees, such as ``[CLS]``.
+TYPE_COLOURS = dict(zip(NAMES, (*COLOURS, "#000000"), strict=True))
+TYPE_COLOURS |= {NAMES[kind]: colour for kind, colour in TYPE_COLOURS.items()}
+# What stands for the ink of a figure where the page is dark. The edge of a marker is the ground.
+DARK_INKS = {
+    "stroke: #ffffff": "stroke: #14181e",
+    "currentColor": "#e3e3e3",
+    "#000000": "#ffffff",
+    "#262626": "#e3e3e3",
+    "#4c4c4c": "#b3b3b3",
+    "#cccccc": "#4b535f",
+}
 RC = rc_params_from_file(Path(__file__).with_name("theme.mplstyle"), use_default_template=False)
 
 
@@ -46,11 +63,24 @@ def _save_open_figures() -> None:
         plt.figure(number).savefig(f"figure-{number}.png", bbox_inches="tight")
 
 
+def on_dark(svg: str) -> str:
+    """A figure as matplotlib or Vega writes it, for a dark page: light ink, the same colours.
+
+    Heat maps are as they were, but for the numbers around them.
+    """
+    # What is black has no colour in the file.
+    svg = svg.replace("<svg ", '<svg fill="#ffffff" ', 1)
+    for ink, light in DARK_INKS.items():
+        svg = svg.replace(ink, light)
+    return svg
+
+
 def band(
     x: str,
     *,
     data: pd.DataFrame,
     hue: str | None = None,
+    palette: str | Mapping[str, str] | None = None,
     units: str | None = None,
     ax: Axes | None = None,
     **_: object,
@@ -64,6 +94,7 @@ def band(
         x: the column of the horizontal axis.
         data: the table, with the ends of the intervals.
         hue: the column whose values have a colour and a band each.
+        palette: the colours, as ``lineplot`` takes them; those of the theme by default.
         units: the column whose values have a band each in the same colour, as the ``units`` of
             ``lineplot`` have lines.
         ax: where to draw; the current axes by default.
@@ -72,7 +103,10 @@ def band(
     groups = [(None, data)]
     if hue is not None:
         groups = list(data.groupby(hue, sort=False, observed=True))
-    colours = sns.color_palette(n_colors=len(groups))
+    if isinstance(palette, Mapping):
+        colours = [palette[name] for name, _ in groups]
+    else:
+        colours = sns.color_palette(palette, n_colors=len(groups))
     for (_, rows), colour in zip(groups, colours, strict=True):
         parts = [(None, rows)] if units is None else rows.groupby(units)
         for _, unit in parts:
@@ -88,15 +122,15 @@ def heat(
     x: str,
     y: str,
     value: str,
-    **look: object,
+    **options: object,
 ) -> None:
     """A heat map of one column against two others, on a panel.
 
     It is mapped onto a grid: ``grid.map_dataframe(figures.heat, x="head", ...)``.
     """
-    look.pop("color", None)
+    options.pop("color", None)
     cells = data.pivot(index=y, columns=x, values=value)
-    axes = sns.heatmap(cells, cmap="cividis", ax=plt.gca(), rasterized=cells.size > 400, **look)
+    axes = sns.heatmap(cells, cmap="cividis", ax=plt.gca(), rasterized=cells.size > 400, **options)
     axes.set(xlabel="", ylabel="")
 
 
@@ -127,7 +161,7 @@ def _axes(drawn: Axes | sns.axisgrid.Grid) -> list[Axes]:
 def legend_below(
     drawn: Axes | sns.axisgrid.Grid,
     ncols: int = 4,
-    **look: object,
+    **options: object,
 ) -> None:
     """Move the legend of axes, or of a grid, below them, where a phone has room for it.
 
@@ -136,11 +170,11 @@ def legend_below(
     Args:
         drawn: what seaborn returned.
         ncols: columns of the legend.
-        look: as ``seaborn.move_legend`` takes it.
+        options: as ``seaborn.move_legend`` takes it.
     """
     anchor = (0.5, -0.2) if isinstance(drawn, Axes) else (0.5, 0)
     defaults = {"bbox_to_anchor": anchor, "ncols": ncols, "title": None, "columnspacing": 1}
-    sns.move_legend(drawn, "upper center", **defaults | look)
+    sns.move_legend(drawn, "upper center", **defaults | options)
     if not isinstance(drawn, Axes):
         # Where the legend stood, beside the panels, it has left a gap, out of whose middle it would
         # hang.

@@ -26,8 +26,6 @@ SCRIPT, STYLE = (
     Path(__file__).with_name(f"views.{ending}").read_text(encoding="utf-8")
     for ending in ("js", "css")
 )
-# Told apart by the colour-blind, and seen at a contrast of 3 on white and on black.
-COLOURS = ("#0173b2", "#d55e00", "#b56bab", "#029e73", "#8c8c8c")
 INK = "currentColor"
 # Of the tables of a view, in bytes.
 LARGEST = 300_000

@@ -1,0 +1,91 @@
+"""The look of figures: ink for dark pages, one colour for each type of token, bands."""
+
+import io
+import re
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+import seaborn as sns
+from matplotlib.colors import to_rgb
+
+from analysis_book import figures
+from analysis_book.figures.tables import NAMES
+
+# What the theme of the site has on a dark page.
+GROUND = "#14181e"
+
+
+@pytest.fixture(autouse=True)
+def _theme():
+    with plt.rc_context():
+        figures.theme()
+        yield
+        plt.close("all")
+
+
+def contrast(colour: str, ground: str) -> float:
+    """The ratio of WCAG 2, from 1 to 21."""
+
+    def luminance(name: str) -> float:
+        parts = []
+        for value in to_rgb(name):
+            parts.append(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4)
+        red, green, blue = parts
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(colour), luminance(ground)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def svg(figure: plt.Figure) -> str:
+    file = io.StringIO()
+    figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
+    return file.getvalue()
+
+
+def test_on_a_dark_page_ink_is_light_and_colours_stay():
+    table = pd.DataFrame({"x": [0, 1, 0, 1], "y": [0, 1, 1, 0], "kind": list("aabb")})
+    axes = sns.lineplot(table, x="x", y="y", hue="kind", style="kind", markers=True)
+    axes.axhline(0.5, color="black", linestyle=":")
+    light = svg(axes.figure)
+    dark = figures.on_dark(light)
+    data = "#0173b2", "#de8f05"
+    assert all(light.count(colour) == dark.count(colour) > 0 for colour in data)
+    assert all(contrast(colour, GROUND) > 3 for colour in data)
+    inks = re.findall(r"<text[^>]*fill: (#\w+)", dark)
+    assert len(inks) > 4
+    assert min(contrast(ink, GROUND) for ink in inks) > 7
+    # What has no colour is black where the root has none.
+    assert contrast(re.search(r'<svg fill="(#\w+)"', dark)[1], GROUND) > 7
+    assert "#000000" in light
+    assert "#000000" not in dark
+    # The edge of a marker parts it from its line, as the ground does.
+    assert f"stroke: {GROUND}" in dark
+
+
+def test_a_heat_map_is_as_it_was_on_a_dark_page():
+    axes = sns.heatmap(pd.DataFrame([[0.0, 0.5], [0.7, 1.0]]), cmap="cividis")
+    light = svg(axes.figure)
+    cells = re.compile(r'<g id="QuadMesh_1">.*?</g>', re.DOTALL)
+    assert cells.search(light)[0] == cells.search(figures.on_dark(light))[0]
+
+
+def test_each_type_of_token_has_a_colour_of_its_own_by_either_name():
+    colours = figures.TYPE_COLOURS
+    assert len({colours[kind] for kind in NAMES}) == len(NAMES)
+    for kind, name in NAMES.items():
+        assert colours[kind] == colours[name]
+        assert contrast(colours[kind], "white") > 3
+        assert contrast(figures.on_dark(colours[kind]), "black") > 3
+
+
+@pytest.mark.parametrize("palette", [None, {"b": "#ff0000", "a": "#00ff00"}])
+def test_a_band_has_the_colour_of_its_line(palette):
+    table = pd.DataFrame({"x": [0, 1, 0, 1], "y": [0, 1, 1, 0], "kind": list("aabb")})
+    table["ci_low"], table["ci_high"] = table["y"] - 1, table["y"] + 1
+    axes = sns.lineplot(table, x="x", y="y", hue="kind", palette=palette)
+    figures.band("x", data=table, hue="kind", palette=palette)
+    lines = [to_rgb(line.get_color()) for line in axes.lines[:2]]
+    bands = [tuple(part.get_facecolor()[0][:3]) for part in axes.collections]
+    assert bands == lines
