@@ -179,7 +179,7 @@ def reviews() -> None:
 
 
 def mpnet_base() -> None:
-    """Tables of ``mpnet-base`` on short sentences, and the verdicts of six pages on it (half an
+    """Tables of ``mpnet-base`` on short sentences, and the verdicts of seven pages on it (half an
     hour).
     """
     folder = emptied("mpnet-base")
@@ -202,6 +202,11 @@ def mpnet_base() -> None:
     parameters |= {"limit": 1500, "twins": 0}
     given = [part for item in parameters.items() for part in ("-p", *item)]
     run("run", "anisotropy/text", *given, "--out", executed)
+    del parameters["twins"]
+    others = ("speech_models", "image_models", "conv_models")
+    parameters |= dict.fromkeys(others, "[]")
+    given = [part for item in parameters.items() for part in ("-p", *item)]
+    run("run", "anisotropy/drift", *given, "--out", executed)
     _verdicts(executed, folder)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         whole_numbers,
     )
     from analysis_book.figures.tables import Table
-    from analysis_book.figures.verdicts import OUTCOMES, Verdicts
+    from analysis_book.figures.verdicts import OUTCOMES, SCOPES, Verdicts
     from analysis_book.figures.view import View
     from analysis_book.figures.words import Markdown
 

@@ -1,27 +1,46 @@
-"""Verdicts on claims, a line for each: sentence, a chip for each model, intervals and bound."""
+"""Verdicts on claims, a line for each: sentence, a chip for each model, intervals and bound.
 
+What a paper says of a model is judged on that model, so that the chips of a claim stand in two
+groups: on the paper's own setting, and on others.
+"""
+
+import itertools
 import json
 import re
+from collections.abc import Mapping
 from html import escape
 
 import numpy as np
 import pandas as pd
 
-# What a verdict can be: beyond the bound, short of it, both inside the interval; a number without
-# an interval; none.
-OUTCOMES = ("holds", "does not hold", "undecided", "no interval", "not applicable")
+# What a verdict can be: beyond the bound; on the claimed side, but not beyond a bound of our own;
+# short of it; both inside the interval; a number without an interval; none.
+OUTCOMES = (
+    "holds",
+    "holds, small",
+    "does not hold",
+    "undecided",
+    "no interval",
+    "not applicable",
+)
+# What a verdict is about: the models and texts that the paper judges its claim on, others, or a
+# claim that no paper makes.
+SCOPES = ("paper", "elsewhere", "ours")
+_LABELS = {"paper": "paper’s own setting", "elsewhere": "other models or texts", "ours": ""}
 # The columns that say what a row is about, in the order in which they are shown.
 GROUPS = ("model", "dataset", "variant", "classes", "stage")
 _LINE = """<details class="claim" id="{id}"><summary>{claim}<span class="chips">{chips}</span></summary>
 <table><thead><tr>{heads}</tr></thead>
 <tbody>{rows}</tbody></table>
-<p><b>Number:</b> {quantity}{formula}.</p><p><b>Bound:</b> the claim holds {direction} {bound:g}. {rationale}</p>
+<p><b>Number:</b> {quantity}{formula}.</p><p><b>Bound:</b> the claim holds {direction} {bound:g}{small}. {rationale}</p>
 <p><b>Source:</b> {source}.</p></details>"""  # noqa: E501
 _FORMULA = ' (<a href="{up}notation.html#notation-{name}">formula</a>)'
 # In a reason, the id of a claim.
 _OTHER = re.compile(r"\b(?:fosse|godey|maruta)-[a-z-]+[a-z]")
 # Never parted by the end of a line, but where one alone is as wide as the page.
 _CHIP = '<span class="verdict"><span class="chip {kind}">{text}</span>{interval}</span>'
+_GROUP = '<span class="scope {scope}"><span class="label">{label}</span>{chips}</span>'
+_SMALL = "; between {turn:g} and that, it holds, but less than we asked for"
 _HEADS = ("judged on", "verdict", "number [95 % interval]", "measured on", "p")
 _WIDTH = 84
 
@@ -30,7 +49,8 @@ class Verdicts:
     """The verdicts of a page: HTML that opens without a script, in a notebook too; text elsewhere.
 
     Args:
-        rows: those of ``claims.verdicts``, with the column after: the verdict after correction.
+        rows: those of ``claims.verdicts``, with the columns after, the verdict after correction,
+            and scope, one of ``SCOPES``.
     """
 
     def __init__(self, rows: pd.DataFrame):
@@ -52,41 +72,61 @@ class Verdicts:
         return f'<div class="verdicts">{"".join(lines)}</div>'
 
 
-def claim_line(rows: pd.DataFrame, addresses: list[str] | None = None) -> str:
-    """The verdicts on one claim, as HTML; with addresses, each leads to where it was reached."""
+def claim_line(
+    rows: pd.DataFrame,
+    addresses: list[str] | None = None,
+    lacking: Mapping[str, str] | None = None,
+) -> str:
+    """The verdicts on one claim, as HTML; with addresses, each leads to where it was reached.
+
+    Args:
+        lacking: by the ``SCOPES`` without a verdict, what stands in place of its chips.
+    """
     first = rows.iloc[0]
     ends = np.append(rows[["ci_low", "value", "ci_high"]].to_numpy(float), first["bound"])
     span = np.nanmin(ends), np.nanmax(ends)
-    records = rows.to_dict("records")
-    chips = []
-    body = []
+    chips: dict[str, list[str]] = {scope: [] for scope in SCOPES}
+    for scope, text in (lacking or {}).items():
+        chips[scope] = [_CHIP.format(kind="none", text=escape(text), interval="")]
+    body: dict[str, list[str]] = {scope: [] for scope in SCOPES}
     links = addresses or [""] * len(rows)
-    for name, row, address in zip(about(rows), records, links, strict=True):
-        chips.append(_chip(name, row, span))
-        body.append(_row(name, row, address))
+    for name, row, address in zip(about(rows), rows.to_dict("records"), links, strict=True):
+        chips[row["scope"]].append(_chip(name, row, span))
+        body[row["scope"]].append(_row(name, row, address))
     up = "" if addresses else "../"
     link = rf'<a href="{up}ledger.html#\g<0>">another claim</a>'
     formula = ""
     if isinstance(first.get("formula"), str) and first["formula"]:
         formula = _FORMULA.format(up=up, name=first["formula"].replace("_", "-"))
+    small = ""
+    if not pd.isna(first.get("turn")):
+        small = _SMALL.format(turn=first["turn"])
     return _LINE.format(
         id=escape(str(first["id"])),
         claim=escape(str(first["claim"])),
-        chips="".join(chips),
+        chips="".join(chip_group(scope, "".join(chips[scope])) for scope in SCOPES),
         heads="".join(f'<th scope="col">{head}</th>' for head in _HEADS),
-        rows="".join(body),
+        rows="".join(itertools.chain(*body.values())),
         quantity=_OTHER.sub("another claim", escape(str(first["quantity"]))),
         formula=formula,
         direction=escape(str(first["direction"])),
         bound=first["bound"],
+        small=small,
         rationale=_OTHER.sub(link, escape(str(first["rationale"]))),
         source=escape(str(first["source"])),
     )
 
 
+def chip_group(scope: str, chips: str) -> str:
+    """The chips of the verdicts on one of the ``SCOPES``, with its name; nothing without any."""
+    if not chips:
+        return ""
+    return _GROUP.format(scope=scope, label=_LABELS[scope], chips=chips)
+
+
 def _chip(name: str, row: dict, span: tuple[float, float]) -> str:
     """The verdict on a model, with its interval drawn."""
-    kind = row["verdict"].replace(" ", "-")
+    kind = row["verdict"].replace(",", "").replace(" ", "-")
     if row["after"] != row["verdict"]:
         kind += " lost"
     text = row["verdict"]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import yaml
 
-from analysis_book.figures import OUTCOMES, Verdicts
+from analysis_book.figures import OUTCOMES, SCOPES, Verdicts
+from analysis_book.papers.counts import Settled, pooled
 from analysis_lib import corpora, files, measurement
 from analysis_lib.corpora import PLURAL
 from analysis_lib.errors import AnalysisError, near_names, require_text, shown
@@ -37,7 +38,11 @@ PAPERS = {
     # Predictions of the part on causes, written down before they were computed.
     "causes": "this book",
 }
-HOLDS, FAILS, UNDECIDED, NO_INTERVAL, NOT_APPLICABLE = OUTCOMES
+HOLDS, SMALL, FAILS, UNDECIDED, NO_INTERVAL, NOT_APPLICABLE = OUTCOMES
+DECIDED = (HOLDS, SMALL, FAILS)
+# In the models of a claim: it is about every model, such as a statement on an equation.
+ANY = "any"
+OWN_SETTING, ELSEWHERE, OURS = SCOPES
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,12 @@ class Claim:
     Attributes:
         id: its name, such as ``maruta-persistent-outlier``; the paper comes first.
         place: the section of the paper.
-        setting: the models and data that the paper judges it on.
+        setting: the models and data that the paper judges it on, in words.
+        models: the titles of these models; of one of "any", the sentence is about every model.
+        corpora: the titles of the corpora that they were trained and judged on; empty where the
+            sentence is about models, whatever they read.
+        confined: whether the sentence says something of these corpora alone.
+        ours: whether no paper makes the claim: a prediction, or a paper's claim carried over.
         sentence: what the paper says, in our words, transferred to a model of any depth.
         quantity: the number that decides, in words.
         statistic: the function that computes it, by its full name, which a cell of the page calls;
@@ -56,6 +66,8 @@ class Claim:
         figures: by name, those that show the number that decides.
         rationale: why the bound is what it is, and when it was set.
         bound: the claim holds where the whole interval of the quantity lies beyond it.
+        turn: where the sentence turns from true to false, if the bound is another one, which asks
+            for more: between the two, the claim holds, but little.
         direction: ``above`` or ``below``: on which side of the bound the claim holds.
         limits: the range of the quantity, which its interval cannot leave.
         needs: what has to be measured for a verdict.
@@ -71,16 +83,40 @@ class Claim:
     page: str
     rationale: str
     bound: float = 0.0
+    turn: float | None = None
     direction: str = "above"
     limits: tuple[float, float] = (-math.inf, math.inf)
     needs: str = "a run of its page"
+    models: Sequence[str] = ()
+    corpora: Sequence[str] = ()
+    confined: bool = False
+    ours: bool = False
     figures: Sequence[str] = ()
     formula: str = ""
 
     @property
     def source(self) -> str:
         """Paper, section, and what it judges the claim on."""
-        return f"{PAPERS[self.id.partition('-')[0]]}, {self.place}; {self.setting}"
+        after = "after " if self.ours and not self.is_prediction else ""
+        return f"{after}{PAPERS[self.id.partition('-')[0]]}, {self.place}; {self.setting}"
+
+    @property
+    def paper(self) -> str:
+        """Whose claim it is."""
+        return PAPERS["causes"] if self.ours else PAPERS[self.id.partition("-")[0]]
+
+    @property
+    def is_prediction(self) -> bool:
+        """True if the book made it up before the number was computed."""
+        return self.id.startswith("causes-")
+
+    def judged_on(self, model: object = None, dataset: object = None) -> str:
+        """Which of ``SCOPES`` a verdict on a model, trained on a corpus, is about."""
+        if self.ours:
+            return OURS
+        is_model = ANY in self.models or model in self.models
+        is_corpus = not self.corpora or dataset in self.corpora
+        return OWN_SETTING if is_model and is_corpus else ELSEWHERE
 
 
 @lru_cache
@@ -98,6 +134,9 @@ def load(paper: str) -> dict[str, Claim]:
     try:
         rows = yaml.safe_load(path.read_text(encoding="utf-8")) or []
         claims = [Claim(**fields) for fields in rows]
+        lacking = [claim.id for claim in claims if not (claim.models or claim.ours)]
+        if lacking:
+            raise TypeError(f"{lacking[0]} says neither its models nor that it is ours")
     except (OSError, TypeError, yaml.YAMLError) as error:
         raise AnalysisError(f"{path} cannot be read as a list of claims: {error}") from error
     return {claim.id: claim for claim in claims}
@@ -121,26 +160,34 @@ def verdict(
     estimate: Estimate,
     bound: float,
     direction: str = "above",
+    turn: float | None = None,
 ) -> str:
     """The verdict on a claim, by the side of the bound that an estimate lies on.
 
     It ``holds`` where the whole interval lies on the claimed side, and ``does not hold`` where it
     lies on the other. An interval that contains the bound leaves the claim ``undecided``. A number
     that has no interval decides nothing (``no interval``), and where there is no number the claim
-    is ``not applicable``.
+    is ``not applicable``. Where the sentence turns at another number than the bound, it ``holds,
+    small`` if the whole interval lies on the claimed side of that one alone.
 
     >>> intervals = (0.1, 0.3), (-0.1, 0.5), (math.nan, math.nan)
     >>> [verdict(Estimate(0.2, *ends), 0.0) for ends in intervals]
     ['holds', 'undecided', 'no interval']
+    >>> verdict(Estimate(0.2, 0.1, 0.3), 0.5, turn=0.0)
+    'holds, small'
     """
     if math.isnan(estimate.value):
         return NOT_APPLICABLE
     side = estimate.side(bound)
     if not side:
         return NO_INTERVAL
-    if side == "undecided":
-        return UNDECIDED
-    return HOLDS if side == direction else FAILS
+    if side == direction:
+        return HOLDS
+    if turn is not None:
+        side = estimate.side(turn)
+        if side == direction:
+            return SMALL
+    return UNDECIDED if side == "undecided" else FAILS
 
 
 def judged(
@@ -160,18 +207,17 @@ def judged(
     """
     decided = claim(name)
     several = [estimates] if isinstance(estimates, Estimate) else [*estimates]
-    bound = decided.bound
     below = decided.direction == "below"
     if below:
         # All lie below the bound where the least of their negatives lies above its negative.
         several = [-estimate for estimate in several]
-        bound = -bound
-    number = least(several) if several else Estimate(math.nan)
+    tested = least(several) if several else Estimate(math.nan)
+    number = (-tested if below else tested).within(*decided.limits)
+    outcome = verdict(number, decided.bound, decided.direction, decided.turn)
     if p is None:
-        p = number.p(bound)
-    if below:
-        number = -number
-    number = number.within(*decided.limits)
+        # Of the number at which the verdict was reached.
+        at = decided.bound if decided.turn is None or outcome == HOLDS else decided.turn
+        p = tested.p(-at if below else at)
     value, ci_low, ci_high = number.row
     return {
         "id": name,
@@ -185,10 +231,11 @@ def judged(
         "draws": number.draws,
         "p": p,
         "bound": decided.bound,
+        "turn": decided.turn,
         "direction": decided.direction,
         "rationale": decided.rationale,
         "sample": sample,
-        "verdict": verdict(number, decided.bound, decided.direction),
+        "verdict": outcome,
     }
 
 
@@ -252,9 +299,9 @@ def verdicts_over_seeds(
 
     Args:
         numbers: by the id of a claim, one value per seed, or columns of values that all have to lie
-            beyond the bound. The last level of the index is the seed; each value of the levels
-            before, such as the model, is judged for itself. A number of all seeds together comes
-            with its interval.
+            beyond the bound; or for each item of a seed, such as a head, whether it counts. The
+            last level of the index is the seed; each value of the levels before, such as the model,
+            is judged for itself. A number of all seeds together comes with its interval.
         sample: what each was measured on.
 
     Returns:
@@ -278,22 +325,28 @@ def verdicts_over_seeds(
 def over_seeds(values: pd.Series) -> Estimate:
     """The mean of one value per seed, with its interval over seeds.
 
-    It is over texts, too, where each value has an interval over them.
+    It is over texts, too, where each value has an interval over them. Of items that are counted,
+    such as heads, it is the share: see :func:`~analysis_book.papers.counts.pooled`.
     """
+    if values.dtype == bool:
+        return pooled(values)
     if all(isinstance(value, Estimate) for value in values):
         return seed_and_unit_interval(values)
     return seed_interval(values)
 
 
 def corrected(verdicts: pd.DataFrame) -> pd.Series:
-    """The verdicts if those on one claim, of all models, are to be right at once: Holm (1979)."""
+    """The verdicts if those on one claim are to be right at once: Holm (1979).
+
+    That is of all models on the paper's own setting, and of all others.
+    """
 
     def raised(p: pd.Series) -> pd.Series:
         return pd.Series(holm([*p]), p.index)
 
-    by_claim = verdicts.groupby("id")["p"]
+    by_claim = verdicts["p"].groupby([verdicts["id"], scopes(verdicts)])
     by_chance = by_claim.transform(raised) > 1 - CONFIDENCE
-    decided = verdicts["verdict"].isin((HOLDS, FAILS))
+    decided = verdicts["verdict"].isin(DECIDED)
     return verdicts["verdict"].mask(by_chance & decided, UNDECIDED)
 
 
@@ -307,11 +360,32 @@ def said(
     Args:
         verdicts: as of :func:`verdicts`.
         name: the id of the claim.
-        words: for each verdict that may be, the sentence.
+        words: for each verdict that may be, the sentence; what holds a little holds, unless that
+            has words of its own.
     """
     outcomes = corrected(verdicts)[verdicts["id"] == name]
     outcome = NOT_APPLICABLE if outcomes.empty else outcomes.iloc[0]
+    if outcome == SMALL and SMALL not in words:
+        outcome = HOLDS
     return words.get(outcome, words[UNDECIDED])
+
+
+def scopes(verdicts: pd.DataFrame) -> pd.Series:
+    """What each verdict is about: one of ``SCOPES``, by its claim, model and dataset."""
+    found = []
+    for row in verdicts.to_dict("records"):
+        model, dataset = row.get("model"), row.get("dataset")
+        found.append(claim(row["id"]).judged_on(model, dataset))
+    return pd.Series(found, verdicts.index, dtype=object)
+
+
+def on_their_corpora(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Without the verdicts on a claim about some corpora alone that were reached on another."""
+    rows = []
+    for row in verdicts.to_dict("records"):
+        decided = claim(row["id"])
+        rows.append(not decided.confined or row["dataset"] in decided.corpora)
+    return verdicts[rows].reset_index(drop=True)
 
 
 def show(verdicts: pd.DataFrame) -> None:
@@ -320,7 +394,7 @@ def show(verdicts: pd.DataFrame) -> None:
     from IPython.display import display
 
     after = corrected(verdicts)
-    display(Verdicts(verdicts.assign(after=after)))
+    display(Verdicts(verdicts.assign(after=after, scope=scopes(verdicts))))
 
 
 def recorded(name: str) -> pd.DataFrame:
@@ -340,6 +414,8 @@ def recorded(name: str) -> pd.DataFrame:
     rows = []
     for row in files.read(path, pd.read_csv).itertuples():
         estimate = Estimate(row.value, row.ci_low, row.ci_high, row.draws)
+        if math.isnan(row.ci_low) and row.verdict in DECIDED:
+            estimate = Settled(row.value)
         rows.append(judged(row.id, estimate, p=row.p))
     return pd.DataFrame(rows)
 

@@ -2,14 +2,18 @@
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from analysis_book.figures.tables import NAMES as NAMES
+from analysis_book.papers.counts import exact
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import Ratio, Shipped, Tables, TableSet, shipped
+from analysis_lib.measurement import Chosen, Ratio, Shipped, Tables, TableSet, shipped
 from analysis_lib.metrics.dimensions import THRESHOLD, magnitude_zscores
+from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.models import TOKEN_TYPES, title
 
 # What the pages measure: in one pass, which they share.
@@ -129,6 +133,21 @@ def role_margins(tables: TableSet, role: str) -> pd.DataFrame:
     return pd.concat([above.loc[inside[role]], -above.loc[outside[role]]])
 
 
+def at_widest(
+    tables: TableSet,
+    margins: Callable[[TableSet], pd.DataFrame],
+) -> Callable[[TableSet], pd.Series]:
+    """The numbers of one dimension, the one whose least number is largest on all texts.
+
+    It stays the same when texts are left out: an arg max has no jackknife.
+
+    Args:
+        margins: returns one column per dimension.
+    """
+    dimension = margins(tables).min(skipna=False).idxmax()
+    return lambda some: margins(some)[dimension]
+
+
 def two_thirds(tables: TableSet) -> int:
     """The last of the first two thirds of the layers: 8 of 12."""
     depth = int(tables["dimension_means"]["layer"].max())
@@ -246,6 +265,47 @@ def led_by_outliers(tables: TableSet) -> pd.Series:
     of_outliers = sizes[outlying].groupby("layer").max()
     largest = sizes.groupby("layer").max()
     return of_outliers.eq(largest).mean(axis=1)
+
+
+@dataclass(frozen=True)
+class HeadShares(Chosen):
+    """A statistic whose numbers are shares of heads; the last number is of how many heads.
+
+    Where a share is the same whichever texts are left out, its interval is that of
+    :func:`~analysis_book.papers.counts.exact`.
+    """
+
+    def judged(self, estimates: list[Estimate]) -> list[Estimate]:
+        *shares, heads = estimates
+        return [_counted(share, int(heads.value)) for share in shares]
+
+
+def _counted(share: Estimate, heads: int) -> Estimate:
+    has_interval = not math.isnan(share.ci_low)
+    if has_interval or math.isnan(share.value):
+        return share
+    return exact(round(share.value * heads), heads)
+
+
+def head_shares(
+    number: Callable[..., pd.Series | pd.DataFrame | float],
+    choose: Callable[[TableSet], object] | None = None,
+    layers: int = 1,
+) -> HeadShares:
+    """The :class:`HeadShares` that a function of the tables gives.
+
+    Args:
+        number: returns one or several shares; it receives the tables, and what is chosen if any.
+        choose: chooses an item, such as a dimension, see :class:`~analysis_lib.measurement.Chosen`.
+        layers: of how many layers a share is.
+    """
+
+    def numbers(tables: TableSet, chosen: object) -> list[float]:
+        given = (tables, chosen) if choose else (tables,)
+        heads = by_head(tables).shape[1]
+        return [*np.atleast_1d(number(*given)).ravel(), heads * layers]
+
+    return HeadShares(numbers, choose or (lambda *_: None), smooth=False)
 
 
 def reached(

@@ -32,15 +32,17 @@ def test_the_quantities_are_those_of_the_attention_layers():
     ("steps", "values", "farthest", "to_farthest", "to_end"),
     [
         ([0, 10, 20], [0.0, 0.5, 1.0], 1.0, 10, 10),
-        ([0, 10, 20], [1.0, 0.9, 0.0], 0.0, 10 + 10 * 4 / 9, 10 + 10 * 4 / 9),
-        ([0, 100], [0.2, 0.4], 0.4, 50, 50),
-        ([0, 10, 20, 30], [0.0, 1.0, 0.2, 0.4], 1.0, 5, 2),
-        ([0, 10, 20, 30], [0.0, 1.0, 0.2, -0.4], 1.0, 5, 20 + 10 * 0.4 / 0.6),
+        ([0, 10, 20], [1.0, 0.9, 0.0], 0.0, 20, 20),
+        # What happens between two checkpoints is not known.
+        ([0, 100], [0.2, 0.4], 0.4, 100, 100),
+        # An overshoot is half of the way to the farthest value, and not to the end.
+        ([0, 10, 20, 30], [0.0, 1.0, 0.1, 0.4], 1.0, 10, 30),
+        ([0, 10, 20, 30], [0.0, 1.0, 0.3, 0.4], 1.0, 10, 10),
+        ([0, 10, 20, 30], [0.0, 1.0, 0.2, -0.4], 1.0, 10, 30),
         # It goes the other way first, and that is not half of the way.
-        ([0, 10, 20, 30], [0.0, -0.6, 0.0, 1.0], 1.0, 25, 25),
+        ([0, 10, 20, 30], [0.0, -0.6, 0.0, 1.0], 1.0, 30, 30),
         ([0, 10, 20], [0.3, 0.3, 0.3], 0.3, math.nan, math.nan),
         ([40], [0.3], 0.3, math.nan, math.nan),
-        ([10, 20], [0.0, 1.0], 1.0, 15, 15),
     ],
 )
 def test_half_of_the_way(steps, values, farthest, to_farthest, to_end):
@@ -54,24 +56,28 @@ def test_half_of_the_way(steps, values, farthest, to_farthest, to_end):
             values[0],
             farthest,
         )
-        assert row.step_to_farthest == pytest.approx(to_farthest, nan_ok=True)
-        assert row.step == pytest.approx(to_end, nan_ok=True)
+        assert row.step == pytest.approx(to_farthest, nan_ok=True)
+        assert row.step_to_end == pytest.approx(to_end, nan_ok=True)
         assert row.end == values[-1]
 
 
 def test_which_is_first_counts_the_layers_in_which_both_rise():
-    """Anisotropy is half-way at step 5 in layers 1 to 4, falls in layer 5 and stays in layer 6."""
+    """Anisotropy is half-way at step 100 in layers 1 to 4, falls in layer 5 and stays in layer 6;
+    attention is sharp at 300 in layer 1, at 600 in layer 2 and at 1,000 in the others.
+    """
+    powers = {1: 0.5, 2: 1.0}
     run = planted(
         anisotropy=lambda layer, way: {5: 0.5 - way, 6: 0.5}.get(layer, float(way > 0)),
-        entropy=lambda layer, way: 3 - (way**2 if layer > 1 else way**0.5),
+        entropy=lambda layer, way: 3 - way ** powers.get(layer, 2.0),
         seeds=(0, 1),
+        steps=(0, 100, 300, 600, 1000),
     )
-    assert half_way.earlier(run, "anisotropy", "sharpness").to_dict() == {0: 1.0, 1: 1.0}
-    # Only in layer 1 is attention sharp before queries and keys align.
-    assert half_way.earlier(run, "alignment", "sharpness").to_dict() == pytest.approx(
-        {0: 5 / 6, 1: 5 / 6}
-    )
-    assert half_way.earlier(run, "alignment", "sharpness", "farthest")[0] == pytest.approx(5 / 6)
+    first = half_way.earlier(run, "anisotropy", "sharpness")
+    assert first.groupby("seed").agg(list).to_dict() == {0: 4 * [True], 1: 4 * [True]}
+    # Alignment is half-way at step 600: later than attention in layer 1, and with it in layer 2.
+    for way in ("farthest", "end"):
+        aligned = half_way.earlier(run, "alignment", "sharpness", way)
+        assert aligned.groupby("seed").agg(list)[1] == [False, False, *4 * [True]]
     still = planted(anisotropy=lambda layer, way: 0.5)
     assert half_way.earlier(still, "anisotropy", "sharpness").empty
 

@@ -11,16 +11,20 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis_book.papers.counts import Settled
 from analysis_lib.capture import Activations, Vectors
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import Comparison, Tables, measure
+from analysis_lib.measurement import Comparison, Plain, Tables, TableSet, measure
 from analysis_lib.measurement.tables import LazyTables
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.anisotropy import Anisotropy, isotropic_cosine_quantile
 from analysis_lib.metrics.dimensions import DimensionMeans
 from analysis_lib.metrics.intervals import Estimate, seed_and_unit_interval
 from analysis_lib.models import LoadedModel
+
+# Over three layers, any order is one of six.
+FEWEST_LAYERS = 4
 
 
 class Centred(Anisotropy):
@@ -216,3 +220,38 @@ def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:
         rows.append((model, len(part), *numbers))
     columns = ["model", "layers", "spearman", "spearman_p", "pearson", "pearson_p"]
     return pd.DataFrame(rows, columns=columns)
+
+
+class LayerCorrelation(Plain):
+    """A statistic of the layers of a model, which may be one of their ranks."""
+
+    def judged(self, estimates: list[Estimate]) -> list[Estimate]:
+        has_interval = [not math.isnan(estimate.ci_low) for estimate in estimates]
+        pairs = zip(estimates, has_interval, strict=True)
+        return [estimate if has else Settled(estimate.value) for estimate, has in pairs]
+
+
+def follows_drift(test: str, magnitude: bool = False) -> LayerCorrelation:
+    """How the average cosine follows the norm of the mean vector over the layers, by the texts.
+
+    Neighbouring layers are not independent, so that nothing is inferred from their number: the
+    layers are those of the model, and the interval is over texts. Where no text changes their
+    order, a correlation of ranks has none, see :class:`~analysis_book.papers.counts.Settled`.
+
+    Args:
+        test: ``spearman`` or ``pearson``, of :func:`drift_correlation`.
+        magnitude: take its magnitude.
+
+    Returns:
+        A statistic of the tables ``mean_vector`` and ``anisotropy``; of fewer than four layers it
+        has no number.
+    """
+
+    def number(tables: TableSet) -> list[float]:
+        cosines = tables["anisotropy"].query("space == 'hidden'")[["layer", "cosine"]]
+        layers = tables["mean_vector"].query("space == 'hidden'").merge(cosines, on="layer")
+        (row,) = drift_correlation(layers.assign(model="")).to_dict("records")
+        found = row[test] if row["layers"] >= FEWEST_LAYERS else math.nan
+        return [abs(found) if magnitude else found]
+
+    return LayerCorrelation(number, smooth=test == "pearson")

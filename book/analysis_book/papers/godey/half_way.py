@@ -2,7 +2,7 @@
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from analysis_book.papers.godey.alignment import third_of_layers
 from analysis_book.papers.godey.dynamics import Dynamics
@@ -66,13 +66,17 @@ def changes(run: Dynamics) -> pd.DataFrame:
 
 
 def half_way(quantities: pd.DataFrame) -> pd.DataFrame:
-    """When each of the :func:`quantities` has first made half of its way from the start of a run.
+    """The checkpoint at which each of the :func:`quantities` has made half of its way.
+
+    What happens between two checkpoints is not known: a quantity is half-way at the first one at
+    which it has made half of its way or more.
 
     Returns:
         Columns quantity, seed, layer; start, farthest and end, its values at the first step, at the
-        step that differs most from the first, and at the last; step and step_to_farthest, at which
-        half of the way to the end, and to the farthest value, is made: linear between checkpoints,
-        and missing where there is no way.
+        step that differs most from the first, and at the last; step, the first checkpoint with half
+        of the way to the farthest value; and step_to_end, the first from which on half of the way
+        to the end is behind it, so that an overshoot alone is none. Both are missing where there is
+        no way.
     """
     keys = ["quantity", "seed", "layer"]
     rows = []
@@ -83,10 +87,11 @@ def half_way(quantities: pd.DataFrame) -> pd.DataFrame:
         end = values[-1]
         moved = values - start
         farthest = values[np.abs(moved).argmax()]
-        to_end = _crossing(steps, moved, end - start)
-        to_farthest = _crossing(steps, moved, farthest - start)
-        rows.append((*labels, start, farthest, end, to_end, to_farthest))
-    columns = [*keys, "start", "farthest", "end", "step", "step_to_farthest"]
+        there = _is_beyond_half(moved, farthest - start)
+        # From the last checkpoint backwards, up to the first that is not there.
+        to_stay = np.logical_and.accumulate(_is_beyond_half(moved, end - start)[::-1])[::-1]
+        rows.append((*labels, start, farthest, end, _first(steps, there), _first(steps, to_stay)))
+    columns = [*keys, "start", "farthest", "end", "step", "step_to_end"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -94,37 +99,41 @@ def earlier(
     run: Dynamics,
     first: str,
     second: str,
-    way: str = "end",
+    way: str = "farthest",
 ) -> pd.Series:
-    """The share of the layers in which one of the :func:`quantities` is half-way first, by seed.
+    """Whether one of the :func:`quantities` is half-way at an earlier checkpoint, layer by layer.
 
     Args:
         run: its measurements.
-        first, second: the quantities; the share is that of the layers with the first one earlier.
-        way: half of the way to their ``end``, or to their ``farthest`` value; only layers in which
-            both rise count.
+        first, second: the quantities; true is the first one. Two that are half-way at the same
+            checkpoint have no order.
+        way: half of the way to their ``farthest`` value, or to their ``end``.
+
+    Returns:
+        By seed, for each layer in which both rise.
     """
     table = half_way(quantities(run))
     table = table.pivot(index=["seed", "layer"], columns="quantity")
     above_start = table[way] > table["start"]
     both_rise = above_start[[first, second]].all(axis=1)
-    column = "step" if way == "end" else "step_to_farthest"
+    column = "step" if way == "farthest" else "step_to_end"
     steps = table[column][both_rise]
-    first_is_earlier = steps[first] < steps[second]
-    return first_is_earlier.groupby("seed").mean()
+    return (steps[first] < steps[second]).droplevel("layer")
 
 
-def _crossing(
-    steps: Float[np.ndarray, " point"],
+def _is_beyond_half(
     moved: Float[np.ndarray, " point"],
     way: float,
-) -> float:
-    """The first step at which half of the way is made, on straight lines between the points."""
+) -> Bool[np.ndarray, " point"]:
+    """Whether half of a way has been made, at each point."""
     if not way:
-        return np.nan
-    share = moved / way
-    after = int(np.argmax(share >= 0.5))
-    if not after:
-        return np.nan
-    around = slice(after - 1, after + 1)
-    return float(np.interp(0.5, share[around], steps[around]))
+        return np.zeros(len(moved), dtype=bool)
+    return moved / way >= 0.5
+
+
+def _first(
+    steps: Float[np.ndarray, " point"],
+    there: Bool[np.ndarray, " point"],
+) -> float:
+    """The first step that is there; NaN without one."""
+    return float(steps[there.argmax()]) if there.any() else np.nan
