@@ -28,9 +28,13 @@ from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 
 from analysis_book.build.parameters import parameters_cell, read_notebook
+from analysis_book.figures import view
 from analysis_book.figures.markup import code, code_block, plain
+from analysis_book.figures.one_sentence import SCRIPTS
 from analysis_book.figures.style import on_dark
 from analysis_book.figures.view import SCRIPT, vega
+from analysis_book.figures.weights import weights_script
+from analysis_lib.models import load_model
 
 # The endings of the files of a figure, by the kind of an output.
 KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
@@ -40,6 +44,9 @@ MOVING = re.compile(
 )
 TABLE = re.compile(r'<script class="table" type="application/json" data-key="(\w+)">.*?</script>')
 CAPTION = re.compile(r"<figcaption[^>]*>(?P<caption>.*?)</figcaption>", re.DOTALL)
+# The model of a view that runs in the page, as JSON.
+MODEL = re.compile(r'"runs": ("[^"]+")')
+VIEWS = Path(view.__file__).parent
 FRAME = re.compile(
     r'<img src="data:image/(?P<ending>png|svg)[^,]*;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"'
 )
@@ -339,13 +346,25 @@ def _once(known: set[str], table: re.Match) -> str:
 def _add_scripts(
     app: Sphinx, name: str, template: str, context: dict, page: nodes.document | None
 ) -> None:
-    """Add Vega and the script of views, two files of the site, to the pages that have a view."""
-    if 'class="table" type="application/json"' in context.get("body", ""):
-        for file, text in (("vega.min.js", vega()), ("views.js", SCRIPT)):
-            path = app.outdir / "_static" / file
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            app.add_js_file(file, loading_method="defer")
+    """Add Vega and the script of views, two files of the site, to the pages that have a view.
+
+    A view with a model brings scripts that run it, and its weights, which they load on demand.
+    """
+    body = context.get("body", "")
+    if 'class="table" type="application/json"' not in body:
+        return
+    folder = app.outdir / "_static"
+    folder.mkdir(exist_ok=True)
+    scripts = {"vega.min.js": vega(), "views.js": SCRIPT}
+    if model := MODEL.search(body):
+        loaded = load_model(json.loads(model[1]))
+        (folder / "bert-weights.js").write_bytes(weights_script(loaded))
+        running = {file: (VIEWS / file).read_text(encoding="utf-8") for file in SCRIPTS}
+        # Views look for what computes their numbers.
+        scripts = running | scripts
+    for file, text in scripts.items():
+        (folder / file).write_text(text, encoding="utf-8")
+        app.add_js_file(file, loading_method="defer")
 
 
 def _write_downloads(app: Sphinx, error: Exception | None) -> None:

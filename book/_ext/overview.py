@@ -1,9 +1,9 @@
 """Pages on all pages: findings, figures, and how each notebook was executed.
 
 A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card;
-``{findings} PART`` what each page of a part found; ``{cone}`` is a cone to play with; ``{gallery}``
-has all figures; ``{models}`` the models that were measured, and ``{architectures}`` those that can
-be; ``{execution-status}`` when and with what each notebook was executed.
+``{findings} PART`` what each page of a part found; ``{gallery}`` has all figures; ``{models}`` the
+models that were measured, and ``{architectures}`` those that can be; ``{execution-status}`` when and
+with what each notebook was executed.
 """
 
 import importlib.metadata
@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from analysis_book.build.parameters import read_notebook
-from analysis_book.figures import Table, code, cone, plain
+from analysis_book.figures import Table, code, plain
 from analysis_book.training.recipes import RECIPES
 from analysis_book.training.settings import RUNS
 from analysis_lib.files import data_directory
@@ -81,16 +81,6 @@ class Findings(SphinxDirective):
             text = finding(read_notebook(Path(self.env.srcdir, f"{name}.ipynb")))
             lines.append(f"- **{{doc}}`/{name}`** {text}")
         return self.parse_text_to_nodes("\n".join(lines))
-
-
-class Cone(SphinxDirective):
-    """A cone to play with; where no script runs, its content stands for it: a picture as HTML."""
-
-    has_content = True
-
-    def run(self) -> list[nodes.Node]:
-        made = cone(bias=1.5, still="\n".join(self.content)).figure()
-        return [nodes.raw("", made.replace('class="view"', 'class="view cone"', 1), format="html")]
 
 
 class Gallery(SphinxDirective):
@@ -207,7 +197,6 @@ def _is_used(requirement: Requirement) -> bool:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension with Sphinx."""
     directives = {
-        "cone": Cone,
         "finding": Finding,
         "findings": Findings,
         "gallery": Gallery,

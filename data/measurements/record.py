@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_book.figures.exploring import rows_of
-from analysis_book.papers import causes, cones, maruta, spikes
+from analysis_book.papers import causes, cones, maruta, sentences, spikes
 from analysis_book.papers.fosse import directions, trials
 from analysis_book.papers.fosse.splits import splits
 from analysis_book.papers.geometry import headlines
@@ -344,6 +344,14 @@ def causes_dimensions() -> None:
     # SmolLM2 is slow.
     given["smollm2-135m"] = few, given["smollm2-135m"][1][:3]
     causes.record_removed(**given)
+
+
+def causes_sentences() -> None:
+    """``causes/sentences-minilm.csv``: what the corpus says beside a typed sentence (ten
+    minutes).
+    """
+    corpus = load_corpus("wikipedia:short", limit=1500, seed=0)
+    sentences.record(load_model("minilm"), corpus, 99)
 
 
 def causes_layers() -> None:

@@ -2,12 +2,15 @@
 
 import base64
 
+import altair as alt
 import nbformat
+import pandas as pd
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from notebooks import Drawn, figures, finding, lead
 
-from analysis_book.figures import Slider, cone, plain
+from analysis_book.figures import Slider, View, plain
+from analysis_book.figures.view import Control
 
 PICTURE = {"image/png": base64.b64encode(b"png").decode()}
 
@@ -79,12 +82,17 @@ def test_a_slider_is_the_figure_that_it_begins_with():
 
 
 def test_a_view_is_the_picture_that_stands_for_it():
-    view = cone(name="fig-cone", caption="A < B.")
+    rows = pd.DataFrame({"x": [1, 2], "y": [3, 4]})
+    panel = alt.Chart(alt.NamedData("rows")).mark_point().encode(x="x:Q", y="y:Q")
+    controls = [Control("place", "Place", None, 1)]
+    said = [("rows", "datum.x == place", "datum.y")]
+    panels = [panel.properties(description="Two points")]
+    view = View("fig-points", "A < B.", {"rows": rows}, [], panels, controls, said)
     found = figures(new_notebook(cells=[shown(view._repr_mimebundle_(), tags=["lead"])]))[
-        "fig-cone"
+        "fig-points"
     ]
     assert (found.caption, found.alt, found.leads) == (plain("A < B."), view.alt, True)
-    assert view.alt == "Vectors from one origin with a common bias; dashed, their mean"
+    assert view.alt == "Two points"
     assert found.files["svg"] == view.svg.encode()
     assert found.files["png"].startswith(b"\x89PNG")
-    assert found.files["csv"].startswith(b"query,x,y\n1,")
+    assert found.files["csv"].startswith(b"x,y\n1,")

@@ -254,8 +254,14 @@ def test_one_measurement_a_comparison_and_tables_by_title_are_read():
             lambda: figures.explorer({"x": tables()}, heads=3),
             "fig-explorer has no field 'heads': it has model, quantity",
         ),
-        (lambda: figures.cone().save("cone.png"), "saved as .html or .svg, not as cone.png"),
-        (lambda: figures.cone().save("nowhere/cone.svg"), "nowhere/cone.svg cannot be written"),
+        (
+            lambda: figures.explorer(planted()).save("heads.png"),
+            "saved as .html or .svg, not as heads.png",
+        ),
+        (
+            lambda: figures.explorer(planted()).save("nowhere/heads.svg"),
+            "nowhere/heads.svg cannot be written",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_refused(made, said):
@@ -275,7 +281,7 @@ def test_it_begins_as_it_is_told():
 
 
 def test_our_script_is_short_and_marks_can_be_seen_on_both_grounds():
-    assert len(SCRIPT.splitlines()) <= 120
+    assert len(SCRIPT.splitlines()) <= 140
     for colour in COLOURS:
         parts = tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
         # Those of the site's themes.
@@ -293,7 +299,6 @@ def saved(tmp_path_factory):
     views = figures.explorer(planted()), figures.dimensions(planted(), effects())
     for view in views:
         view.save(folder / f"{view.name}.html")
-    figures.cone().save(folder / "cone.html")
     figures.explorer({"cosines": planted()["cosines"]}, "fig-cosines").save(
         folder / "fig-cosines.html"
     )
@@ -387,37 +392,17 @@ def test_keys_alone_reach_every_state_and_the_address_keeps_it(window, saved):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [
-        (
-            "fig-dimensions",
-            {
-                "model": [("ArrowDown", "single"), ("ArrowUp", ODD)],
-                "amount": [("End", "share"), ("ArrowUp", "mean"), ("Home", "gap")],
-                "layer": [("ArrowUp", "2"), ("ArrowUp", "3"), ("ArrowUp", "3"), ("ArrowDown", "2")],
-                "heads": [
-                    ("ArrowUp", "1"),
-                    ("ArrowUp", "2"),
-                    ("ArrowDown", "1"),
-                    ("ArrowDown", "0"),
-                ],
-                "dimension": [("Control+a", None), ("8", "8"), ("ArrowDown", "7")],
-                "together": [("7", None), (",", None), ("8", None), ("Enter", "7,8")],
-                "order": [("End", "number"), ("Home", "size")],
-            },
-        ),
-        (
-            "cone",
-            {
-                "bias": [("End", "3"), ("ArrowLeft", "2.9"), ("Home", "0")],
-                "query": [("End", "24"), ("Home", "1"), ("ArrowRight", "2")],
-            },
-        ),
-    ],
-)
-def test_every_field_is_reached_by_tab_and_every_value_by_keys(window, saved, name, steps):
-    figure = opened(window, saved / f"{name}.html", name)
+def test_every_field_is_reached_by_tab_and_every_value_by_keys(window, saved):
+    figure = opened(window, saved / "fig-dimensions.html", "fig-dimensions")
+    steps = {
+        "model": [("ArrowDown", "single"), ("ArrowUp", ODD)],
+        "amount": [("End", "share"), ("ArrowUp", "mean"), ("Home", "gap")],
+        "layer": [("ArrowUp", "2"), ("ArrowUp", "3"), ("ArrowUp", "3"), ("ArrowDown", "2")],
+        "heads": [("ArrowUp", "1"), ("ArrowUp", "2"), ("ArrowDown", "1"), ("ArrowDown", "0")],
+        "dimension": [("Control+a", None), ("8", "8"), ("ArrowDown", "7")],
+        "together": [("7", None), (",", None), ("8", None), ("Enter", "7,8")],
+        "order": [("End", "number"), ("Home", "size")],
+    }
     for field, keys in steps.items():
         window.keyboard.press("Tab")
         assert window.evaluate("document.activeElement.name") == field
@@ -432,12 +417,7 @@ def test_every_field_is_reached_by_tab_and_every_value_by_keys(window, saved, na
     # Whose label says what it is, to whom reads it aloud.
     labels = figure.locator("label").evaluate_all("(all) => all.map((label) => label.control.name)")
     assert labels == [*steps]
-    said(
-        figure,
-        "layer 2, mean over heads, dimension 7"
-        if name == "fig-dimensions"
-        else "Of the attention of query 2",
-    )
+    said(figure, "layer 2, mean over heads, dimension 7")
 
 
 @pytest.mark.browser
@@ -715,26 +695,6 @@ def test_what_interventions_did_is_shown_where_it_was_measured(window, saved):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("bias", "query"), [(0, 1), (1.5, 7), (3, 24)])
-def test_the_cone_says_its_cosine_and_its_attention(window, saved, bias, query):
-    figure = opened(window, saved / "cone.html", "cone", bias=bias, query=query)
-    angles = 2 * np.pi * (np.arange(24) + 0.5) / 24
-    vectors = np.column_stack([np.cos(angles) + bias, np.sin(angles)])
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    cosine = (unit @ unit.T)[~np.eye(24, dtype=bool)].mean()
-    weights = np.exp(vectors @ vectors[query - 1] / np.sqrt(2))
-    largest = (weights / weights.sum()).max()
-    wanted = f"Average cosine of two vectors: {cosine:.2f}".replace("-", "−")
-    said(
-        figure,
-        wanted,
-        f"attention of query {query}, the strongest key gets {largest:.0%} (even: 4%)",
-    )
-    figure.locator("[name=bias]").press("End")
-    assert address(window)["bias"] == "3"
-
-
-@pytest.mark.browser
 def test_a_move_takes_a_tenth_of_a_second_at_most(window, saved):
     """In the median; the first is not like the others."""
     figure = opened(window, saved / "fig-explorer.html")
@@ -758,7 +718,7 @@ def test_a_move_takes_a_tenth_of_a_second_at_most(window, saved):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_can_be_read_in_both_schemes_and_axe_has_nothing_to_say(window, saved, scheme):
     window.emulate_media(color_scheme=scheme)
-    for name in ("fig-explorer", "fig-dimensions", "cone"):
+    for name in ("fig-explorer", "fig-dimensions"):
         figure = opened(window, saved / f"{name}.html", name)
         found = Axe().run(window)
         assert not found.violations_count, f"{name}: {found.generate_report()}"
@@ -775,7 +735,7 @@ def test_it_can_be_read_in_both_schemes_and_axe_has_nothing_to_say(window, saved
 @pytest.mark.browser
 def test_it_fits_a_phone(window, saved):
     window.set_viewport_size({"width": 390, "height": 844})
-    for name in ("fig-explorer", "fig-dimensions", "cone"):
+    for name in ("fig-explorer", "fig-dimensions"):
         figure = opened(window, saved / f"{name}.html", name)
         assert window.evaluate("document.documentElement.scrollWidth") <= 390, name
         assert all(box.bounding_box()["width"] <= 390 for box in figure.locator("svg").all())
@@ -783,7 +743,7 @@ def test_it_fits_a_phone(window, saved):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["fig-explorer", "fig-dimensions", "cone"])
+@pytest.mark.parametrize("name", ["fig-explorer", "fig-dimensions"])
 def test_paper_has_the_picture(window, saved, name):
     figure = opened(window, saved / f"{name}.html", name)
     assert not figure.locator(".still").is_visible()
@@ -797,7 +757,7 @@ def test_paper_has_the_picture(window, saved, name):
 def test_without_a_script_the_picture_stands_and_no_control_that_does_nothing(browser, saved):
     with browser.new_context(java_script_enabled=False) as context:
         page = context.new_page()
-        for name in ("fig-explorer", "fig-dimensions", "cone"):
+        for name in ("fig-explorer", "fig-dimensions"):
             page.goto((saved / f"{name}.html").as_uri())
             picture = page.locator(".still img")
             assert picture.is_visible()

@@ -6,9 +6,9 @@ from analysis_lib.errors import require_extra
 from analysis_lib.lazy import lazily
 
 if TYPE_CHECKING:
-    from analysis_book.figures.biased import cone
     from analysis_book.figures.exploring import dimensions, explorer
     from analysis_book.figures.markup import address, code, code_block, plain
+    from analysis_book.figures.one_sentence import sentence
     from analysis_book.figures.slider import Slider
     from analysis_book.figures.style import (
         TYPE_COLOURS,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from analysis_book.figures.tables import Table
     from analysis_book.figures.verdicts import OUTCOMES, SCOPES, Verdicts
     from analysis_book.figures.view import View
+    from analysis_book.figures.weights import moved_by_rounding
     from analysis_book.figures.words import Markdown
 
 require_extra("book", "IPython", "altair", "matplotlib", "seaborn", "vl_convert")

@@ -4,7 +4,8 @@ class Bert {
   static load(address) {
     return new Promise((resolve, reject) => {
       window.bertWeights = (header, codes) => resolve(new Bert(header, codes));
-      const script = Object.assign(document.createElement("script"), { src: address, onerror: reject });
+      const onerror = () => reject(`${address} cannot be read`);
+      const script = Object.assign(document.createElement("script"), { src: address, onerror });
       document.head.append(script);
     });
   }

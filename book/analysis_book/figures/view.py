@@ -66,15 +66,12 @@ class Control:
         options: of a list, by value what is shown; without them it is a number.
         value: with which it begins; unless given, the first that the view allows. A text is typed
             as one.
-        ends: of a number that is dragged, the least, the largest, and the step; without them it is
-            typed.
     """
 
     name: str
     label: str
     options: Mapping[str, str] | None = None
     value: str | float | None = None
-    ends: tuple[float, float, float] | None = None
 
     def html(self) -> str:
         """The field in its label."""
@@ -82,14 +79,8 @@ class Control:
         return f"<label>{self.label} {field}</label>"
 
     def _input(self) -> str:
-        kind = "number"
-        ends = ""
-        if self.ends:
-            kind = "range"
-            ends = ' min="{}" max="{}" step="{}"'.format(*self.ends)
-        elif isinstance(self.value, str):
-            kind = "text"
-        return f'<input type="{kind}" name="{self.name}"{ends} value="{escape(str(self.value))}">'
+        kind = "text" if isinstance(self.value, str) else "number"
+        return f'<input type="{kind}" name="{self.name}" value="{escape(str(self.value))}">'
 
     def _select(self, options: Mapping[str, str]) -> str:
         lines = []
@@ -121,9 +112,12 @@ class View:
             first number.
         moves: by the number of a panel, the fields that its arrow keys move, to the right and down.
         start: other values to begin with, by the name of a field.
-        still: HTML for paper and for pages without scripts; a picture of the panels unless given.
         sweeps: by the number of a panel with a row for each of some numbers, the field of text that
             is given those over which the mouse is dragged.
+        source: the name of a function of ``window.viewSources`` that computes the tables of a state
+            in the page, from the values of the fields and from ``about``; without it, the view
+            shows its tables alone.
+        about: what that function knows besides, as JSON.
 
     Raises:
         AnalysisError: there is no such field to begin with, or it has no such option; or its tables
@@ -140,8 +134,9 @@ class View:
     limits: dict = field(default_factory=dict)
     moves: dict = field(default_factory=dict)
     start: Mapping[str, str | float] = field(default_factory=dict)
-    still: str = ""
     sweeps: Mapping[int, str] = field(default_factory=dict)
+    source: str = ""
+    about: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self):
         known = {control.name: control for control in self.controls}
@@ -225,10 +220,8 @@ class View:
 
     def figure(self) -> str:
         """The figure as HTML, which ``SCRIPT`` brings to life."""
-        still = self.still
-        if not still:
-            picture = base64.b64encode(self.svg.encode()).decode()
-            still = f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(self.alt)}">'
+        picture = base64.b64encode(self.svg.encode()).decode()
+        still = f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(self.alt)}">'
         keys = {}
         tables = []
         for name, csv in self.csv.items():
@@ -242,6 +235,7 @@ class View:
             panels[number]["signals"] += SWEEP
         ways = {"moves": self.moves, "sweeps": self.sweeps}
         given = {"panels": panels, "tables": keys, "limits": self.limits, **ways}
+        given |= {"source": self.source, "about": self.about}
         given["said"] = [(*around, "", "")[:2] for _, _, _, *around in self.said]
         return f"""<figure id="{escape(self.name)}" class="view">
 <style>{STYLE}</style>

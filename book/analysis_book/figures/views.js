@@ -1,5 +1,6 @@
 // Views that a reader moves, as book/analysis_book/figures/view.py writes them: fields give their values to the parameters of
-// Vega, the address keeps them, and what they choose is said.
+// Vega, the address keeps them, and what they choose is said. Where the numbers are computed in the page, window.viewSources
+// has a function for them, which is first called when a reader asks for more than stands there.
 (() => {
   const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, -1], ArrowDown: [1, 1] };
   const address = () => new URLSearchParams(location.hash.slice(1));
@@ -11,10 +12,11 @@
     const table = (key) => JSON.parse(document.querySelector(`script.table[data-key="${key}"]`).textContent);
     const form = figure.querySelector("form"), said = figure.querySelector("output");
     const fields = Object.fromEntries([...form.elements].map((field) => [field.name, field])), [leading] = form.elements;
-    const number = (name) => /number|range/.test(fields[name]?.type);
+    const number = (name) => fields[name]?.type === "number";
     const valued = ({ name, value }) => [name, number(name) ? +value : value];
     const chosen = () => Object.fromEntries([...form.elements].map(valued));
-    let preview = {};
+    const compute = window.viewSources?.[given.source];
+    let preview = {}, live = false, turn = 0;
 
     // What the chosen model does not have cannot be chosen; some numbers mean nothing in another model.
     const fit = (another = false) => {
@@ -31,8 +33,20 @@
         }
       }
     };
+    const make = async (state) => {
+      const now = ++turn;
+      if (now === 1) said.textContent = "Loading the model …";
+      const made = await compute(state, given.about).catch((error) => (said.textContent = `No model: ${error}`, null));
+      if (now !== turn || !made) return false;
+      given.limits[leading.value] = made.limits;
+      fit();
+      for (const pair of Object.entries(made.rows)) for (const view of views) view.data(...pair);
+      return true;
+    };
     const show = async (more = {}) => {
+      if (given.source && !live) more = {};
       preview = more;
+      if (live && !(await make({ ...chosen(), ...more }))) return;
       for (const pair of Object.entries({ ...chosen(), ...more })) for (const view of views) view.signal(...pair);
       await Promise.all(views.map((view) => view.runAsync()));
       const sentences = given.said.map(([before, otherwise], place) => {
@@ -43,6 +57,7 @@
     };
     const keep = (more = {}, another = false) => {
       for (const [name, value] of Object.entries(more)) fields[name].value = value;
+      live ||= !!compute;
       fit(another);
       // A notebook's address is not ours.
       if (figure.closest(".jp-OutputArea, .output_area")) return show();
@@ -56,6 +71,7 @@
       const kept = address(), ours = Object.keys(fields).filter((name) => kept.has(name));
       if (kept.size && !ours.length) return; // Of a section, or of another view.
       form.reset();
+      live ||= !!compute && ours.length > 0;
       for (const name of ours) {
         const value = kept.get(name), options = [...(fields[name].options ?? [{ value }])];
         const fits = number(name) ? isFinite(parseFloat(value)) : options.some((option) => option.value === value);
@@ -78,6 +94,7 @@
     };
 
     figure.querySelector(".live").hidden = false;
+    form.hidden = !!given.source && !compute;
     const views = given.panels.map((spec, place) => {
       for (const data of spec.data) if (given.tables[data.name]) data.values = table(given.tables[data.name]);
       const panel = figure.querySelector(".panels").appendChild(document.createElement("div"));

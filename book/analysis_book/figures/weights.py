@@ -8,7 +8,7 @@ three of 31. ``bert.js`` reads it.
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -96,6 +96,54 @@ def as_in_page(model: LoadedModel) -> LoadedModel:
         if values.ndim == 2:
             weights[name][: len(values)] = torch.from_numpy(dequantised(name, values))
     return load_model(copied, processor=model.tokenizer)
+
+
+def moved_by_rounding(model: LoadedModel, texts: Iterable[str]) -> dict[str, float]:
+    """How far the rounded weights move what a page shows of some texts.
+
+    Returns:
+        ``cosine``: of the average cosines of two tokens of a text, the largest difference in any
+        layer and text; ``weight`` and ``largest_weight``: the mean and the largest difference of
+        attention weights.
+    """
+    rounded = as_in_page(model)
+    cosines = []
+    weights = []
+    for text in texts:
+        hidden, attention = read(model, text)
+        hidden_in_page, attention_in_page = read(rounded, text)
+        cosines.append((average_cosines(hidden) - average_cosines(hidden_in_page)).abs().max())
+        weights.append((attention - attention_in_page).abs().flatten())
+    moved = torch.cat(weights)
+    return {
+        "cosine": max(cosines).item(),
+        "weight": moved.mean().item(),
+        "largest_weight": moved.max().item(),
+    }
+
+
+def read(model: LoadedModel, text: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A text as a page reads it.
+
+    Returns:
+        Hidden states, layer x token x width, and attention weights, layer x head x query x key, in
+        float64.
+    """
+    encoded = model.tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt")
+    before = model.model.config._attn_implementation
+    # The others keep no weights.
+    model.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        given = model.model(**encoded, output_hidden_states=True, output_attentions=True)
+    model.model.set_attn_implementation(before)
+    return torch.cat(given.hidden_states).double(), torch.cat(given.attentions).double()
+
+
+def average_cosines(hidden: torch.Tensor) -> torch.Tensor:
+    """The average cosine of two tokens of a text by layer, over all its pairs."""
+    count = hidden.shape[1]
+    sums = torch.nn.functional.normalize(hidden, dim=-1).sum(1)
+    return (sums.square().sum(-1) - count) / (count * (count - 1))
 
 
 def weights_script(model: LoadedModel) -> bytes:
