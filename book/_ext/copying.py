@@ -14,6 +14,8 @@ from pathlib import Path
 import gast
 from beniget import DefUseChains
 from docutils import nodes
+from nbformat import NotebookNode
+from notebooks import show_parameters
 from sphinx.application import Sphinx
 
 from analysis_book.build.parameters import read_notebook
@@ -196,6 +198,15 @@ def _base(node: gast.AST) -> set[gast.Name]:
     return {node}
 
 
+def scripts_of(notebook: NotebookNode) -> list[str]:
+    """The scripts of an executed notebook's code cells, with the parameters that ran.
+
+    They have their comments from the cell that declares them.
+    """
+    show_parameters(notebook)
+    return scripts([cell.source for cell in notebook.cells if cell.cell_type == "code"])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension with Sphinx."""
     app.connect("doctree-read", _add_buttons)
@@ -210,10 +221,8 @@ def _add_buttons(app: Sphinx, page: nodes.document) -> None:
     ]
     if not sources:
         return
-    cells = read_notebook(Path(app.env.doc2path(app.env.docname))).cells
-    code = [cell for cell in cells if cell.cell_type == "code"]
-    shown = [cell for cell in code if "injected-parameters" not in cell.metadata.get("tags", ())]
-    whole = dict(zip(map(id, code), scripts([cell.source for cell in code]), strict=True))
-    for node, cell in zip(sources, shown, strict=True):
-        if script := whole[id(cell)]:
+    notebook = read_notebook(Path(app.env.doc2path(app.env.docname)))
+    whole = scripts_of(notebook)
+    for node, script in zip(sources, whole, strict=True):
+        if script:
             node += nodes.raw("", BUTTON % html.escape(script), format="html")

@@ -234,7 +234,7 @@ def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
         notebook.cells[0].source += f"\n\n{top}"
         for cell in tagged(notebook, "found"):
             cell.outputs = []
-    _show_parameters(notebook)
+    show_parameters(notebook)
     notebook.cells.append(nbformat.v4.new_markdown_cell(_how(name, notebook)))
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
@@ -251,7 +251,7 @@ def _keep_shown(data: dict) -> None:
         data.pop("image/png", None)
 
 
-def _show_parameters(notebook: NotebookNode) -> None:
+def show_parameters(notebook: NotebookNode) -> None:
     """Write the values that ran into the cell of the parameters; the injected cell goes."""
     injected = tagged(notebook, "injected-parameters")
     notebook.cells = [cell for cell in notebook.cells if cell not in injected]
@@ -374,7 +374,7 @@ def _write_downloads(app: Sphinx, error: Exception | None) -> None:
     """
     for path in (app.outdir / "_sources").rglob("*.ipynb"):
         notebook = nbformat.read(path, 4)
-        _show_parameters(notebook)
+        show_parameters(notebook)
         del notebook.metadata["analysis_lib"]
         for cell in notebook.cells:
             if cell.cell_type == "code":

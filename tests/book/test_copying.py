@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from copying import scripts
+from copying import scripts, scripts_of
+from nbformat.v4 import new_code_cell, new_notebook
 
 
 def needed(*cells: str) -> list[str]:
@@ -28,6 +29,18 @@ def test_imports_come_first_and_parameters_with_the_values_of_the_run_after_them
     )
     script = scripts([parameters, injected, imports, "x = math.sqrt(limit)"])[-1]
     assert script == f"{imports}\n\n{injected}\n\nx = math.sqrt(limit)"
+
+
+def test_a_constant_keeps_its_comment_with_the_value_that_ran():
+    declared = 'limit: int = 10  # how many texts\nrest: str = "a"  # of no use'
+    cells = [
+        new_code_cell(declared, metadata={"tags": ["parameters"]}),
+        new_code_cell("limit = 3", metadata={"tags": ["injected-parameters"]}),
+        new_code_cell("print(limit)"),
+    ]
+    ran = {"analysis_lib": {"parameters": {"limit": 3, "rest": "a"}}}
+    notebook = new_notebook(cells=cells, metadata=ran)
+    assert scripts_of(notebook)[-1] == "limit: int = 3  # how many texts\n\nprint(limit)"
 
 
 def test_a_cell_that_needs_nothing_is_itself():
