@@ -532,7 +532,7 @@ def test_contributions_mark_the_outliers_of_the_layer_that_is_read():
         "outliers/contributions",
         "def drawn",
         "drawn(t) for",
-        "points = {",
+        'row="row"',
         every=every,
         layers=[1, 2],
     )

@@ -281,6 +281,45 @@ def _drawn(
     return drawn
 
 
+def lost(rows: pd.DataFrame, arm_name: str) -> pd.DataFrame:
+    """Which part of its attention a key loses under an arm, by type of key and layer.
+
+    Args:
+        rows: those of :func:`layer_by_layer`, with the arm ``unchanged``.
+        arm_name: the arm.
+
+    Returns:
+        Columns key_type, layer, lost (1 is all, and what is gained is below zero), ci_low, ci_high
+        (95 %, of paired differences over texts), groups.
+    """
+    weights = rows.drop("entropy", level="quantity", errors="ignore").dropna()
+    parts = 1 - weights.xs(arm_name, level="arm") / weights.xs("unchanged", level="arm")
+    numbers = [recorded.as_columns(interval(part)) for _, part in parts.iterrows()]
+    table = pd.DataFrame(numbers, parts.index).reset_index()
+    return table.rename(columns={"quantity": "key_type", "value": "lost"})
+
+
+def without(model: LoadedModel, corpus: Corpus, dimensions: int | Dimensions) -> pd.DataFrame:
+    """What keys lose of their attention when those of a layer are made without some dimensions.
+
+    In their place stand their means over other articles; one layer is changed at a time.
+
+    Args:
+        dimensions: one of every layer, or those of each layer.
+
+    Returns:
+        The columns of :func:`lost`.
+    """
+    if isinstance(dimensions, int):
+        layers = range(1, len([*model.attending]) + 1)
+        dimensions = {layer: [dimensions] for layer in layers}
+    arms = {
+        "unchanged": arm("key_side", dimensions, by="nothing"),
+        "without": arm("key_side", dimensions, by="mean"),
+    }
+    return lost(layer_by_layer(model, corpus, arms), "without")
+
+
 def removed(
     model: LoadedModel,
     corpus: Corpus,

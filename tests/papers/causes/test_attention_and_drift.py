@@ -199,6 +199,27 @@ def test_what_single_dimensions_do_is_the_change_of_a_weight_with_an_interval_of
             assert row[["effect", "ci_low", "ci_high"]].tolist() == pytest.approx(expected.row)
 
 
+def test_a_key_without_a_dimension_loses_what_was_recorded_as_its_effect(bert, corpus):
+    """The same pass as of ``removed``, with the other sign."""
+    lost = causes.without(bert, corpus, 2)
+    effects = causes.removed(bert, corpus, [2]).query("dimension == 2 and arm == 'alone'")
+    both = lost.merge(effects, on=["layer", "key_type"], suffixes=("", "_of_effect"))
+    assert len(both) == len(lost) == len(effects)
+    assert set(lost["layer"]) == {1, 2, 3}
+    np.testing.assert_allclose(both["lost"], -both["effect"], atol=1e-12)
+    np.testing.assert_allclose(both["ci_low"], -both["ci_high_of_effect"], atol=1e-12)
+
+
+def test_what_is_lost_is_a_part_of_the_weight_before():
+    rows = planted({"unchanged": [0.4, 0.8], "mean": [0.1, 1.2]})
+    lost = causes.lost(rows, "mean").set_index("layer")
+    assert lost["lost"].tolist() == pytest.approx([0.75, -0.5])
+    assert (lost["key_type"] == "cls").all()
+    assert (lost["ci_low"] <= lost["lost"]).all()
+    assert (lost["lost"] <= lost["ci_high"]).all()
+    assert (lost["groups"] == 4).all()
+
+
 def test_effects_are_those_of_the_same_texts_and_models(tmp_path, monkeypatch, corpus):
     monkeypatch.setattr(recorded, "data_directory", lambda: tmp_path)
     (tmp_path / "measurements" / "causes").mkdir(parents=True)
