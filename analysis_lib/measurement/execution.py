@@ -92,6 +92,8 @@ def _beside_others(shards: list[Shard], source: Source, workers: int, kept: str)
     places = []
     if spec.device_map is None:
         _, *places = devices.for_workers(spec.device, source.model.device, workers)
+    if {*places} == {spec.device}:
+        places = []
     handed_on = 0
     for attempts_left in (2, 1, 0):
         try:

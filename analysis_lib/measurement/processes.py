@@ -61,8 +61,8 @@ def pool(workers: int, threads: int, devices: Sequence[str] = ()) -> Iterator[Ex
             :func:`on_own_device`.
     """
     environment = {name: os.environ.get(name, value) for name, value in PATIENT.items()}
-    locks = tempfile.TemporaryDirectory(prefix="analysis-lib-")
-    given = (threads, os.getpid(), locks.name, devices)
+    locks = tempfile.TemporaryDirectory(prefix="analysis-lib-") if devices else None
+    given = (threads, os.getpid(), locks and locks.name, devices)
     # joblib.Parallel has no pool of one process, which is needed: this process works beside it.
     executor = ProcessPoolExecutor(workers, initializer=_start, initargs=given, env=environment)
     try:
@@ -74,7 +74,8 @@ def pool(workers: int, threads: int, devices: Sequence[str] = ()) -> Iterator[Ex
             yield executor
     finally:
         _stop(executor)
-        locks.cleanup()
+        if locks:
+            locks.cleanup()
 
 
 def _stop(executor: ProcessPoolExecutor) -> None:
@@ -105,7 +106,7 @@ def on_own_device(spec: ModelSpec) -> ModelSpec:
     return replace(spec, device=_device) if _device else spec
 
 
-def _start(threads: int, parent: int, locks: str, devices: Sequence[str]) -> None:
+def _start(threads: int, parent: int, locks: str | None, devices: Sequence[str]) -> None:
     torch.set_num_threads(threads)
     if devices:
         _take_device(Path(locks), devices)

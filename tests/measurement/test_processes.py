@@ -57,3 +57,23 @@ def test_workers_end_with_a_process_that_is_killed():
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     wait_until(lambda: not psutil.pid_exists(worker))
+
+
+def test_a_worker_that_is_replaced_leaves_its_device_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_lock", None)
+    taken = {}
+
+    def start() -> str:
+        """The device of a worker, whose lock is open as long as it lives."""
+        monkeypatch.setattr(processes, "_device", None)
+        processes._take_device(tmp_path, ["cuda:1", "cuda:2", "cuda:3"])
+        taken[processes._device] = processes._lock
+        return processes._device
+
+    assert [start(), start(), start()] == ["cuda:1", "cuda:2", "cuda:3"]
+    taken["cuda:2"].close()
+    assert start() == "cuda:2"
+    # The next one waits for a worker that is about to end.
+    threading.Timer(0.3, taken["cuda:1"].close).start()
+    assert start() == "cuda:1"
+    assert taken["cuda:3"].closed is False

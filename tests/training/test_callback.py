@@ -3,8 +3,12 @@ leaves.
 """
 
 import copy
+import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +17,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from waiting import PATIENCE
 
 from analysis_book.papers.godey import dynamics
 from analysis_book.training import GeometryCallback, checkpoints
@@ -75,6 +80,85 @@ def test_weights_that_are_spread_over_processes_are_refused(trainer, spread, is_
         return
     with pytest.raises(AnalysisError, match=r"spread over its processes.*analysis-lib dynamics"):
         GeometryCallback(spreading, TEXTS)
+
+
+PROCESSES = """
+import copy, json, os, sys
+rank, folder = sys.argv[1:]
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
+# Asked for, and not used: the processes meet at a file, since a free port may be taken meanwhile.
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+import torch, transformers
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+import tiny
+from analysis_book.training import GeometryCallback
+from analysis_lib import AnalysisError
+
+torch.set_num_threads(1)
+distributed.init_process_group("gloo", f"file://{folder}/met", rank=int(rank), world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+bare, tokenizer = tiny.build("bert")
+texts = ["the cat sat", "a dog barked"] * 4
+inputs = tokenizer(texts, padding=True)
+rows = [{name: values[i] for name, values in inputs.items()} | {"labels": i % 2} for i in range(8)]
+settings = {"max_steps": 2, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True}
+settings |= {"disable_tqdm": True, "save_strategy": "no", "ddp_backend": "gloo"}
+results = {}
+for how in ("FSDP", "FSDP2", "tensor parallelism", "DDP"):
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(copy.deepcopy(bare.config))
+    if how == "FSDP":
+        model.bert = FullyShardedDataParallel(model.bert, device_id=torch.device("cpu"))
+    elif how == "FSDP2":
+        fully_shard(model, mesh=mesh)
+    elif how == "tensor parallelism":
+        plan = {"bert.encoder.layer.0.intermediate.dense": ColwiseParallel(output_layouts=Replicate())}
+        parallelize_module(model, mesh, plan)
+    arguments = transformers.TrainingArguments(f"{folder}/run", **settings)
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
+    # All processes take part.
+    assert model(torch.tensor([inputs["input_ids"][0]])).logits.shape == (1, 2)
+    try:
+        callback = GeometryCallback(trainer, texts, every=1)
+        trainer.add_callback(callback)
+        trainer.train()
+        results[how] = [*callback.tables]
+    except AnalysisError as error:
+        results[how] = str(error)
+with open(f"{folder}/{rank}.json", "w") as file:
+    json.dump(results, file)
+distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_never_wait_for_one_that_measures(tmp_path):
+    (tmp_path / "script.py").write_text(PROCESSES)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ranks = []
+    for rank in "01":
+        command = [sys.executable, tmp_path / "script.py", rank, tmp_path]
+        ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    try:
+        for rank in ranks:
+            _, said = rank.communicate(timeout=PATIENCE)
+            assert rank.returncode == 0, said
+    finally:
+        for rank in ranks:
+            rank.kill()
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    # Each has all weights, and the first one measures.
+    assert [of_rank.pop("DDP") for of_rank in results] == [[0, 1, 2], []]
+    for of_rank in results:
+        assert [*of_rank] == ["FSDP", "FSDP2", "tensor parallelism"]
+        for said in of_rank.values():
+            assert "the weights of this training are spread over its processes" in said
+            assert "analysis-lib dynamics" in said
 
 
 def test_the_callback_logs_where_trainer_logs_and_changes_no_step(trainer):

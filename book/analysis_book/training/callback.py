@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 import transformers
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 from analysis_lib.corpora import load_corpus
 from analysis_lib.errors import AnalysisError, require_known, require_whole, shown
@@ -103,11 +106,18 @@ class GeometryCallback(transformers.TrainerCallback):
 
 
 def is_spread(trainer: transformers.Trainer) -> bool:
-    """Whether each process holds a part of every weight alone, as under FSDP and ZeRO-3.
+    """Whether each process holds a part of the weights alone: FSDP, ZeRO-3, tensor parallelism.
 
     One process that measures by itself would wait for the others for ever.
     """
-    if trainer.is_fsdp_enabled:
+    if trainer.is_fsdp_enabled or any(map(_is_spread, trainer.model.modules())):
         return True
     settings = getattr(trainer.args, "hf_deepspeed_config", None)
     return trainer.is_deepspeed_enabled and settings is not None and settings.is_zero3()
+
+
+def _is_spread(module: nn.Module) -> bool:
+    """Whether a module, or a weight of its own, is spread, whoever has done it."""
+    if isinstance(module, FullyShardedDataParallel | FSDPModule):
+        return True
+    return any(isinstance(weight, DTensor) for weight in module.parameters(recurse=False))
