@@ -84,7 +84,7 @@ def check(loaded: LoadedModel, batch: Batch) -> None:
             if is_activated_by_tokens(loaded.outer):
                 loaded.unsupported[SCORES] = "its adapter acts on some tokens of a text alone"
             with evaluated(loaded.outer):
-                _leave_out_plain_head(loaded, batch.head(2))
+                _leave_out_plain_head(loaded, batch.head(2).beginning(CHECKED))
                 _check(loaded, batch)
 
 
