@@ -8,6 +8,7 @@ from torch import Tensor
 from analysis_lib.capture.attention_rows import AttentionWeights
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.interventions import Changes
+from analysis_lib.capture.masks import changed
 from analysis_lib.capture.outputs import Output
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility
@@ -189,7 +190,7 @@ class CurrentLayer:
             if mask is not None:
                 # In local attention a padded query may see no key at all, and the softmax of an
                 # empty row is NaN.
-                filled = mask | ~mask.any(-1, keepdim=True)
+                filled = changed(mask, lambda rows: rows | ~rows.any(-1, keepdim=True))
             visibility = Visibility.from_mask(mask, tokens, keys)
             if len(self._visibilities) == MASKS_KEPT:
                 del self._visibilities[next(iter(self._visibilities))]

@@ -5,7 +5,7 @@ kept.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from analysis_lib.capture.masks import Band, rows_of
 from analysis_lib.capture.tokens import Visibility
 
 # Number of scores computed at once: what fits the cache of a processor, or a small part of a GPU's
@@ -41,6 +42,8 @@ class Softmax:
         causal: whether no query sees a later key; ``hidden`` must agree.
         softcap: c, if scaled scores are capped to c tanh(s / c) before ``bias``.
         sinks: a learnt logit per head beside its scores, which takes weight and gives no value.
+        bands: the rows whose part of ``hidden`` is made at once, and the keys that they see; all
+            rows and keys if there are none.
     """
 
     query: Float[Tensor, "utterance head token head_dim"]
@@ -51,6 +54,7 @@ class Softmax:
     causal: bool = False
     softcap: float | None = None
     sinks: Float[Tensor, " head"] | None = None
+    bands: Sequence[Band] = ()
     # The block of all rows, if one has room for them, since several metrics read it.
     _only: "Block | None" = field(default=None, init=False, repr=False)
 
@@ -59,26 +63,36 @@ class Softmax:
         if self._only is not None:
             yield self._only
             return
+        every = Band(slice(0, self.query.shape[2]), slice(0, self.key.shape[2]))
+        for band in self.bands or [every]:
+            yield from self._of_band(band, is_only=band == every)
+
+    def _of_band(self, band: Band, is_only: bool) -> Iterator["Block"]:
         key_count = self.key.shape[2]
         shape = (*self.query.shape[:3], key_count)
         bias = None if self.bias is None else self.bias.expand(shape)
-        hidden = None if self.hidden is None else self.hidden.expand(shape)
+        hidden = None
+        if self.hidden is not None:
+            rows = band.queries.stop - band.queries.start
+            hidden = rows_of(self.hidden, band.queries).expand(*shape[:2], rows, key_count)
         lowest = lowest_score(self.query.dtype)
-        every = [*parts(self.query, key_count, self.causal)]
+        every = [*parts(self.query, band, self.causal)]
         for part in every:
             utterances, heads, queries = part
-            end = key_count
+            seen = band.keys
             if self.causal:
-                end = min(queries.stop, key_count)
-            key = self.key[utterances, heads, :end]
+                seen = slice(seen.start, min(queries.stop, seen.stop))
+            key = self.key[utterances, heads, seen]
             scores = self.query[part] @ key.transpose(2, 3)
             scores.mul_(self.scaling)
             if self.softcap is not None:
                 scores.div_(self.softcap).tanh_().mul_(self.softcap)
             if bias is not None:
-                scores += bias[part][..., :end]
+                scores += bias[part][..., seen]
             if hidden is not None:
-                scores.masked_fill_(hidden[part][..., :end], lowest)
+                first = band.queries.start
+                rows = slice(queries.start - first, queries.stop - first)
+                scores.masked_fill_(hidden[utterances, heads, rows, seen], lowest)
             largest = scores.amax(-1, keepdim=True)
             # ``softmax`` takes several times as long over rows of fewer than sixteen keys.
             shifted = scores.sub_(largest)
@@ -89,8 +103,8 @@ class Softmax:
                 logits = (total.log() + largest).squeeze(-1)
                 sinks = self.sinks[heads].unsqueeze(-1)
                 kept = torch.sigmoid(logits - sinks)
-            block = Block(part, key_count, powers, shifted, total, kept)
-            if len(every) == 1:
+            block = Block(part, key_count, powers, shifted, total, kept, seen.start)
+            if is_only and len(every) == 1:
                 self._only = block
             yield block
 
@@ -304,7 +318,8 @@ def attend(
     for block in softmax.blocks():
         part = block.part
         utterances, heads, _ = part
-        seen = values[utterances, heads, : block.powers.shape[-1]]
+        end = block.first_key + block.powers.shape[-1]
+        seen = values[utterances, heads, block.first_key : end]
         mixed[part] = (block.powers @ seen).div_(block.total)
         total = block.total.squeeze(-1)
         # In place: the array is as large as all weights of the block, and not needed again.
@@ -323,19 +338,22 @@ def attend(
     return mixed[..., :width], entropy.clamp_min(0), mixed[..., width:]
 
 
-def parts(query: Tensor, keys: int, causal: bool) -> Iterator[Part]:
+def parts(query: Tensor, band: Band, causal: bool) -> Iterator[Part]:
     """Parts computed at once: several utterances, or some heads of one, or some rows of a head."""
     on_cpu = query.device.type == "cpu"
     room = SCORES_AT_ONCE if on_cpu else SCORES_AT_ONCE_ON_GPU
-    utterances, heads, tokens, _ = query.shape
+    utterances, heads, _, _ = query.shape
+    tokens = band.queries.stop - band.queries.start
+    keys = band.keys.stop - band.keys.start
     most = [room // (heads * tokens * keys), room // (tokens * keys), room // keys]
     if causal and on_cpu:
         most[2] = min(most[2], CAUSAL_ROWS)
     ranges = []
-    for count, size in zip((utterances, heads, tokens), most, strict=True):
-        size = max(1, min(count, size))
-        starts = range(0, count, size)
-        ranges.append([slice(start, min(start + size, count)) for start in starts])
+    every = slice(0, utterances), slice(0, heads), band.queries
+    for whole, size in zip(every, most, strict=True):
+        size = max(1, size)
+        starts = range(whole.start, whole.stop, size)
+        ranges.append([slice(start, min(start + size, whole.stop)) for start in starts])
     yield from itertools.product(*ranges)
 
 

@@ -90,7 +90,7 @@ def check(loaded: LoadedModel, batch: Batch) -> None:
                 loaded._checked = True
                 return
             with evaluated(loaded.outer):
-                _leave_out_plain_head(loaded, batch.head(2))
+                _leave_out_plain_head(loaded, batch.head(2).beginning(CHECKED))
                 _check(loaded, batch)
             if loaded._checked:
                 proof.keep(loaded)

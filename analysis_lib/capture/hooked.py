@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from analysis_lib.capture import masks
 from analysis_lib.capture.activations import BLOCKS, SCORES, WEIGHTS, CurrentLayer
 from analysis_lib.capture.attention_rows import AttentionWeights, Block
 from analysis_lib.capture.projections import ProjectionHooks, projected_by_head, score_sums
@@ -228,13 +229,16 @@ def visibility_of_windows(
     """Visibility of windows: each query sees the keys of its own window."""
     if len(windows) == 1:
         return Visibility(queries, keys)
-    blocks = []
-    for window in windows:
-        block = torch.ones(window.weights.shape[2:], device=queries.mask.device)
-        blocks.append(block)
-    seen = torch.block_diag(*blocks)
-    seen_by = seen.expand(len(queries.mask), -1, -1)
-    return Visibility(queries, keys, seen_by=seen_by)
+    device = queries.mask.device
+    sizes = torch.tensor([window.weights.shape[2:] for window in windows], device=device)
+    numbers = torch.arange(len(windows), device=device)
+    of_queries, of_keys = (numbers.repeat_interleave(size) for size in sizes.unbind(1))
+
+    def rows(some: slice) -> Tensor:
+        return (of_queries[some, None] == of_keys)[None, None]
+
+    shape = len(queries.mask), 1, len(of_queries), len(of_keys)
+    return Visibility(queries, keys, seen_by=masks.made(shape, device, rows))
 
 
 def attention_of_windows(windows: list[Window], visibility: Visibility) -> AttentionWeights:
@@ -243,11 +247,11 @@ def attention_of_windows(windows: list[Window], visibility: Visibility) -> Atten
     masses = []
     key_counts = [window.weights.shape[3] for window in windows]
     type_masks = visibility.keys.type_masks.split(key_counts, 2)
-    for window, masks in zip(windows, type_masks, strict=True):
+    for window, of_types in zip(windows, type_masks, strict=True):
         weights = window.weights
         entropy = torch.special.entr(weights).sum(-1)
         entropies.append(entropy)
-        indicators = masks.to(weights.dtype).transpose(1, 2)
+        indicators = of_types.to(weights.dtype).transpose(1, 2)
         masses.append(weights @ indicators.unsqueeze(1))
     return AttentionWeights(
         visibility,

@@ -9,15 +9,17 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from analysis_lib.capture import masks
 from analysis_lib.capture.activations import (
     BLOCKS,
     OF_ATTENTION,
@@ -28,7 +30,9 @@ from analysis_lib.capture.activations import (
     Receive,
 )
 from analysis_lib.capture.attention_rows import AttentionWeights, Softmax, attend, lowest_score
+from analysis_lib.capture.masks import LongMask
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
+from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.factors import AttentionSeen, OwnAttention
@@ -158,12 +162,7 @@ class InterfaceAttention:
             changed.append(layer.changed(space, values, tokens))
         hidden = layer.changes.masked(layer.activations.layer, keys.on(query.device))
         if hidden is not None:
-            allowed = mask
-            if mask is None:
-                allowed = torch.ones_like(query[:, :1, :, :1], dtype=torch.bool)
-            left = allowed & ~hidden[:, None, None, :]
-            # Do not mask a query's last visible key.
-            mask = torch.where(left.any(-1, keepdim=True), left, allowed)
+            mask = _without(hidden, mask, query.shape[2])
         return (*changed, mask)
 
     def _captured(
@@ -203,7 +202,7 @@ class InterfaceAttention:
             )
         plain = softcap is None and sinks is None
         if plain and not layer.needs & {WEIGHTS, BLOCKS}:
-            return _fused(*as_given, _joined(mask, bias), scaling).to(dtype)
+            return _fused(*as_given, _joined(mask, bias), scaling, visibility).to(dtype)
         shared_by = query.shape[1] // key.shape[1]
         if shared_by > 1:
             key = key.repeat_interleave(shared_by, 1)
@@ -211,15 +210,23 @@ class InterfaceAttention:
         sinks = None if sinks is None else wide(sinks)
         # Layers share masks.
         if mask is not None and visibility.hidden is None:
-            visibility.hidden = ~mask
+            visibility.hidden = masks.changed(mask, torch.logical_not)
         softmax = Softmax(
-            query, key, scaling, bias, visibility.hidden, visibility.causal, softcap, sinks
+            query,
+            key,
+            scaling,
+            bias,
+            visibility.hidden,
+            visibility.causal,
+            softcap,
+            sinks,
+            visibility.bands,
         )
         has_sink = sinks is not None
         attention = AttentionWeights(visibility, query.shape[1], softmax.blocks, has_sink=has_sink)
         layer.activations.attention = attention
         if plain and WEIGHTS not in layer.needs:
-            return _fused(*as_given, _joined(mask, bias), scaling).to(dtype)
+            return _fused(*as_given, _joined(mask, bias), scaling, visibility).to(dtype)
         indicators = visibility.keys.type_masks.to(query.dtype)
         output, attention.entropy, attention.mass = attend(softmax, value, indicators)
         return output.to(dtype)
@@ -246,17 +253,34 @@ def _attention_function(
     mask, bias = _mask_and_bias(attention_mask, position_bias)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if mask is None and causal and query.shape[2] > 1:
-        pairs = query.shape[2], key.shape[2]
-        mask = torch.ones(pairs, dtype=torch.bool, device=query.device).tril()
-        mask = mask[None, None]
+        mask = masks.causal(query.shape[2], key.shape[2], query.device)
     modules, attend = _under_way.get()
     if module in modules:
         output = attend(module, query, key, value, mask, bias, scaling, softcap, s_aux)
     elif softcap is not None or s_aux is not None:
         output = _unmeasured(query, key, value, mask, bias, scaling, softcap, s_aux)
     else:
-        output = _fused(query, key, value, _joined(mask, bias), scaling, dropout)
+        output = _fused(query, key, value, _joined(mask, bias), scaling, dropout=dropout)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _without(
+    hidden: Bool[Tensor, "utterance key"], mask: Tensor | None, queries: int
+) -> Bool[Tensor, "utterance 1 query key"]:
+    """A mask without some keys, but for queries that would see none."""
+    hidden = hidden[:, None, None, :]
+    utterances, _, _, keys = hidden.shape
+
+    def rows(some: slice) -> Tensor:
+        if mask is None:
+            count = some.stop - some.start
+            allowed = torch.ones_like(hidden).expand(-1, -1, count, -1)
+        else:
+            allowed = masks.rows_of(mask, some)
+        left = allowed & ~hidden
+        return torch.where(left.any(-1, keepdim=True), left, allowed)
+
+    return masks.made((utterances, 1, queries, keys), hidden.device, rows)
 
 
 def _unscaled(module: nn.Module, query: Tensor, scaling: float) -> tuple[Tensor, float]:
@@ -273,17 +297,31 @@ def _fused(
     value: Tensor,
     mask: Tensor | None,
     scaling: float,
+    visibility: Visibility | None = None,
     dropout: float = 0,
 ) -> Tensor:
-    return functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        mask,
-        dropout,
+    """The output of attention from the fused kernel of PyTorch.
+
+    Args:
+        visibility: what is known of a long mask.
+    """
+    attend = partial(
+        functional.scaled_dot_product_attention,
+        dropout_p=dropout,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+    if not isinstance(mask, LongMask):
+        return attend(query, key, value, mask)
+    if visibility is not None and visibility.plain and visibility.causal:
+        return attend(query, key, value, is_causal=True)
+    bands = masks.bands(mask.shape, mask.device) if visibility is None else visibility.bands
+    outputs = []
+    for band in bands:
+        rows = mask.rows(band.queries)[..., band.keys]
+        seen = key[:, :, band.keys], value[:, :, band.keys]
+        outputs.append(attend(query[:, :, band.queries], *seen, rows))
+    return torch.cat(outputs, 2)
 
 
 def _unmeasured(
@@ -300,8 +338,10 @@ def _unmeasured(
     shared_by = query.shape[1] // key.shape[1]
     key, value = (part.repeat_interleave(shared_by, 1) for part in (key, value))
     no_types = query.new_zeros(len(query), 0, key.shape[2])
-    hidden = None if mask is None else ~mask
-    softmax = Softmax(query, key, scaling, bias, hidden, softcap=softcap, sinks=sinks)
+    hidden = None if mask is None else masks.changed(mask, torch.logical_not)
+    shape = len(query), 1, query.shape[2], key.shape[2]
+    bands = masks.bands(shape, query.device)
+    softmax = Softmax(query, key, scaling, bias, hidden, softcap=softcap, sinks=sinks, bands=bands)
     return attend(softmax, value, no_types)[0]
 
 
@@ -342,13 +382,27 @@ def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     return torch.where(mask, bias, lowest_score(bias.dtype))
 
 
-def _whole_mask(*args, **kwargs) -> Tensor | None:
-    """transformers' mask for fused attention, always as a tensor.
+def _explicit_mask(
+    batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, **kwargs
+) -> Tensor | None:
+    """transformers' mask for fused attention, always as a tensor, but of long texts by rows.
 
     Visibility cannot be read from a causal mask that is left implicit.
     """
-    return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+    kwargs["allow_is_causal_skip"] = False
+
+    def rows(queries: slice) -> Tensor | None:
+        count, offset = queries.stop - queries.start, q_offset + queries.start
+        return sdpa_mask(batch_size, count, kv_length, offset, **kwargs)
+
+    shape, device = (batch_size, 1, q_length, kv_length), torch.device(kwargs["device"])
+    if not masks.is_long(shape, device):
+        return rows(slice(0, q_length))
+    # Without padding, attention in both directions has no mask.
+    if rows(slice(0, 1)) is None:
+        return None
+    return LongMask(shape, device, rows)
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention_function)
-AttentionMaskInterface.register(IMPLEMENTATION, _whole_mask)
+AttentionMaskInterface.register(IMPLEMENTATION, _explicit_mask)

@@ -135,7 +135,7 @@ class ScoreSums:
             keys = self.position.shape[-1]
             seen = seen * torch.ones(keys, keys, dtype=seen.dtype, device=seen.device).tril()
         elif self.visibility.seen_by is not None:
-            seen = seen * self.visibility.seen_by
+            seen = seen * self.visibility.seen_by.squeeze(1)
         return (self.position * seen.unsqueeze(1)).sum(2).unsqueeze(-1)
 
     def by_type(

@@ -11,11 +11,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from analysis_lib.capture.masks import Band, bands, is_earlier, rows_of
 from analysis_lib.models import TOKEN_TYPES
 
 T = TypeVar("T")
-# Number of rows of a mask that are looked at together.
-ROWS = 1024
 # The first entries of TOKEN_TYPES.
 SPECIAL_TYPES = ("cls", "sep", "register", "detection")
 
@@ -111,9 +110,11 @@ class Tokens:
         if device == self.mask.device:
             return self
         if device not in self._elsewhere:
-            names = ("mask", "types", "silent", "long", "ids")
-            parts = {name: getattr(self, name) for name in names}
-            parts = {name: part.to(device) for name, part in parts.items() if part is not None}
+            parts = {}
+            for name in ("mask", "types", "silent", "long", "ids"):
+                part = getattr(self, name)
+                if part is not None:
+                    parts[name] = part.to(device)
             self._elsewhere[device] = replace(self, **parts)
         return self._elsewhere[device]
 
@@ -149,10 +150,14 @@ class Tokens:
         Padding comes last.
         """
         kind = self.kind_masks.argmax(1)
-        last = len(self.runs) * len(self.kinds)
-        bags = self.run_numbers.to(kind.device).unsqueeze(1) * len(self.kinds) + kind
-        bags, order = torch.where(self.mask, bags, last).flatten().sort(stable=True)
-        return order, torch.searchsorted(bags, torch.arange(last + 1, device=bags.device))
+        count = len(self.kinds)
+        last = len(self.runs) * count
+        runs = self.run_numbers.to(kind.device)
+        runs = runs.unsqueeze(1)
+        bags = torch.where(self.mask, runs * count + kind, last)
+        bags, order = bags.flatten().sort(stable=True)
+        numbers = torch.arange(last + 1, device=bags.device)
+        return order, torch.searchsorted(bags, numbers)
 
     def in_bags(self, values: Float[Tensor, "place dim"]) -> Float[Tensor, "run kind dim"]:
         """Values of all tokens in one sequence, summed by run and by type that occurs."""
@@ -289,11 +294,12 @@ def unpadded(
     Args:
         leading: types of the first tokens; all others are ``other``.
     """
-    types = torch.full((len(groups), count), TOKEN_TYPES.index("other"))
-    types[:, : len(leading)] = torch.tensor(
-        [TOKEN_TYPES.index(name) for name in leading], dtype=torch.long
-    )
-    return Tokens(torch.ones_like(types, dtype=torch.bool), types, groups, special_tokens)
+    other = TOKEN_TYPES.index("other")
+    types = torch.full((len(groups), count), other)
+    for position, name in enumerate(leading):
+        types[:, position] = TOKEN_TYPES.index(name)
+    mask = torch.ones_like(types, dtype=torch.bool)
+    return Tokens(mask, types, groups, special_tokens)
 
 
 @dataclass(eq=False)
@@ -304,16 +310,33 @@ class Visibility:
         queries: the tokens of the queries.
         keys: the tokens of the keys.
         causal: whether query m sees the keys n ≤ m only.
-        seen_by: 1 where a query sees a key, else 0; None if each sees all keys, or if attention is
+        seen_by: True where a query sees a key; None if each sees all keys, or if attention is
             causal.
         hidden: True where the softmax leaves out a key, once a layer has needed it.
+        bands: the queries whose rows are made at once, and the keys that they see.
+        plain: whether ``causal`` alone says which keys a query sees, since no padding comes before
+            a token; known of long masks.
     """
 
     queries: Tokens
     keys: Tokens
     causal: bool = False
-    seen_by: Float[Tensor, "utterance token key"] | None = None
+    seen_by: Bool[Tensor, "#utterance 1 #token #key"] | None = None
     hidden: Bool[Tensor, "#utterance 1 #token #key"] | None = None
+    bands: Sequence[Band] = ()
+    plain: bool = False
+    _factors: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.bands:
+            self.bands = bands(self.shape, self.queries.mask.device)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape of a mask of all pairs: utterance x 1 x query x key."""
+        utterances, queries = self.queries.mask.shape
+        keys = self.keys.mask.shape[1]
+        return utterances, 1, queries, keys
 
     @classmethod
     def from_mask(
@@ -323,24 +346,42 @@ class Visibility:
         if mask is None:
             return cls(queries, keys)
         count = keys.mask.shape[1]
-        positions = torch.arange(max(count, queries.mask.shape[1]), device=mask.device)
-        everyone, causal = [], []
-        # Some rows at a time: a mask of all pairs of a long text is large.
-        for real in queries.mask.split(ROWS, 1):
-            start = ROWS * len(everyone)
-            rows = positions[start : start + real.shape[1], None]
-            seen = mask[:, :, start : start + ROWS] if mask.shape[2] > 1 else mask
-            pairs = real[:, None, :, None] & keys.mask[:, None, None, :]
-            seen = seen & real[:, None, :, None]
-            everyone.append((seen == pairs).all())
-            causal.append((seen == (pairs & (positions[:count] <= rows))).all())
+        length = queries.mask.shape[1]
+        shape = len(queries.mask), 1, length, count
+        some = bands(shape, mask.device)
+        is_long = len(some) > 1
+        is_everyone = []
+        is_causal = []
+        ends = []
+        for band in some:
+            real = queries.mask[:, None, band.queries, None]
+            pairs = real & keys.mask[:, None, None, :]
+            seen = rows_of(mask, band.queries) & real
+            earlier = is_earlier(band.queries, count, mask.device)
+            is_everyone.append((seen == pairs).all())
+            is_causal.append((seen == (pairs & earlier)).all())
+            if is_long:
+                is_key = seen.flatten(0, 2).any(0).int()
+                first = is_key.argmax()
+                last = is_key.flip(0).argmax()
+                ends += [first, count - last]
+        is_prefix = []
+        if is_long:
+            is_padding_last = keys.mask[:, 1:] <= keys.mask[:, :-1]
+            is_prefix.append(is_padding_last.all())
         # In one transfer: each would wait for all pending work of the device.
-        answers = torch.stack([*everyone, *causal]).tolist()
-        if all(answers[: len(everyone)]):
-            return cls(queries, keys)
-        if all(answers[len(everyone) :]) and queries.mask.shape[1] == count:
-            return cls(queries, keys, causal=True)
-        return cls(queries, keys, seen_by=mask[:, 0].expand(len(queries.mask), -1, -1).float())
+        answers = torch.stack([*is_prefix, *is_everyone, *is_causal, *ends]).tolist()
+        answers = iter(answers)
+        plain = all(itertools.islice(answers, len(is_prefix)))
+        everyone = all([*itertools.islice(answers, len(some))])
+        causal = all([*itertools.islice(answers, len(some))])
+        if is_long:
+            some = [Band(band.queries, slice(next(answers), next(answers))) for band in some]
+        if everyone:
+            return cls(queries, keys, bands=some)
+        if causal and length == count:
+            return cls(queries, keys, True, bands=some, plain=is_long and plain)
+        return cls(queries, keys, seen_by=mask, bands=some)
 
     @property
     def everyone(self) -> bool:
@@ -358,9 +399,36 @@ class Visibility:
         if self.everyone:
             return values.sum(-2, keepdim=True)
         if self.causal:
-            return values.flip(-2).cumsum(-2).flip(-2)
-        seen_by = self.seen_by.to(values.dtype).transpose(-1, -2)
-        return (seen_by.unsqueeze(1) if values.dim() == 4 else seen_by) @ values
+            from_the_end = values.flip(-2)
+            sums = from_the_end.cumsum(-2)
+            return sums.flip(-2)
+        if values.dim() == 3:
+            by_head = values.unsqueeze(1)
+            return self.over_queries(by_head).squeeze(1)
+        if len(self.bands) == 1:
+            seen = self._seen(self.bands[0], values.dtype)
+            return seen.mT @ values
+        utterances, heads, _, dim = values.shape
+        sums = values.new_zeros(utterances, heads, self.shape[3], dim)
+        for band in self.bands:
+            seen = self._seen(band, values.dtype)
+            of_band = values[:, :, band.queries]
+            sums[:, :, band.keys] += seen.mT @ of_band
+        return sums
+
+    def _seen(self, band: Band, dtype: torch.dtype) -> Float[Tensor, "utterance 1 query key"]:
+        """1 where a query of a band sees a key of it, else 0; kept if there is one band."""
+        if dtype in self._factors:
+            return self._factors[dtype]
+        rows = rows_of(self.seen_by, band.queries)
+        utterances, _, _, keys = self.shape
+        count = band.queries.stop - band.queries.start
+        rows = rows.expand(utterances, 1, count, keys)
+        rows = rows[..., band.keys]
+        seen = rows.to(dtype)
+        if len(self.bands) == 1:
+            self._factors[dtype] = seen
+        return seen
 
     @cached_property
     def seen(self) -> Float[Tensor, "utterance token"]:
@@ -370,7 +438,11 @@ class Visibility:
             return real.sum(1, keepdim=True).expand(-1, self.queries.mask.shape[1])
         if self.causal:
             return real.cumsum(1)
-        return (self.seen_by.double() @ real.unsqueeze(-1)).squeeze(-1)
+        counts = []
+        for band in self.bands:
+            seen = self._seen(band, torch.float64).squeeze(1)
+            counts.append(seen @ real[:, band.keys, None])
+        return torch.cat(counts, 1).squeeze(-1)
 
     @cached_property
     def query_counts(self) -> Float[Tensor, "utterance #key"]:
@@ -399,15 +471,18 @@ class Visibility:
         """
         counted = self.queries.counted.double()
         seen = self.seen + 1
-        pairs = torch.cat([self.pairs, counted.sum(1, keepdim=True)], 1)
-        uniform = torch.cat(
-            [self._by_type(counted / seen), (counted / seen).sum(1, keepdim=True)], 1
-        )
+        of_sink = counted.sum(1, keepdim=True)
+        pairs = torch.cat([self.pairs, of_sink], 1)
+        weights = counted / seen
+        of_types = self._by_type(weights)
+        of_sink = weights.sum(1, keepdim=True)
+        uniform = torch.cat([of_types, of_sink], 1)
         return seen, pairs, uniform
 
     def _by_type(self, values: Float[Tensor, "utterance token"]) -> Float[Tensor, "utterance type"]:
         """Values of queries, summed over their visible keys by the type of the key."""
-        of_key = (
-            self.over_queries(values.unsqueeze(-1)).squeeze(-1).expand(-1, self.keys.mask.shape[1])
-        )
-        return (self.keys.type_masks.double() @ of_key.unsqueeze(-1)).squeeze(-1)
+        count = self.keys.mask.shape[1]
+        of_key = self.over_queries(values.unsqueeze(-1))
+        of_key = of_key.expand(-1, count, -1)
+        masks = self.keys.type_masks.double()
+        return (masks @ of_key).squeeze(-1)

@@ -10,6 +10,7 @@ from clouds import OTHER, tokens_of
 from torch.nn import functional
 
 from analysis_lib.capture import AttentionWeights, Block, Visibility, attention_rows
+from analysis_lib.capture.masks import Band
 from analysis_lib.models import TOKEN_TYPES
 
 pytestmark = pytest.mark.kernels
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.kernels
 UTTERANCES, HEADS, TOKENS, HEAD_DIM = 3, 2, 40, 8
 # How many scores are held at once: all; those of an utterance, and of a head; eleven rows; less
 # than one row.
+EVERY = Band(slice(0, TOKENS), slice(0, TOKENS))
 ROOMS = (2**19, HEADS * TOKENS**2, TOKENS**2, 11 * TOKENS, 1)
 
 
@@ -89,7 +91,7 @@ def test_every_row_is_taken_once(room, monkeypatch):
         torch.zeros(UTTERANCES, HEADS, TOKENS),
     )
     for causal in (False, True):
-        for part in attention_rows.parts(query, TOKENS, causal):
+        for part in attention_rows.parts(query, EVERY, causal):
             assert taken[part].numel() * TOKENS <= max(room, TOKENS)
             taken[part] += 1
     assert (taken == 2).all()

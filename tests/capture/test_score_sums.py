@@ -79,16 +79,15 @@ def random_visibility(rng: np.random.Generator, kind: str, special_tokens: bool)
     if kind == "causal":
         return Visibility(queries, queries, causal=True)
     count = queries.mask.shape[1]
-    return Visibility(
-        queries, queries, seen_by=torch.as_tensor(rng.integers(0, 2, (3, count, count))).float()
-    )
+    seen_by = torch.as_tensor(rng.integers(0, 2, (3, 1, count, count))).bool()
+    return Visibility(queries, queries, seen_by=seen_by)
 
 
 def sees(visibility: Visibility, b: int, m: int, n: int) -> bool:
     """Whether a query sees a key, padding apart."""
     if visibility.causal:
         return n <= m
-    return visibility.seen_by is None or bool(visibility.seen_by[b, m, n])
+    return visibility.seen_by is None or bool(visibility.seen_by[b, 0, m, n])
 
 
 def seen_pairs(visibility: Visibility) -> torch.Tensor:
@@ -99,7 +98,7 @@ def seen_pairs(visibility: Visibility) -> torch.Tensor:
     if visibility.causal:
         allowed = allowed.tril()
     elif visibility.seen_by is not None:
-        allowed = visibility.seen_by.double()
+        allowed = visibility.seen_by.squeeze(1).double()
     return visibility.queries.counted.unsqueeze(2) * visibility.keys.mask.unsqueeze(1) * allowed
 
 

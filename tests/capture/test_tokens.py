@@ -1,9 +1,11 @@
 """Whose sums the entries of a tensor join, and what a mask lets queries see."""
 
+import math
+
 import pytest
 import torch
 
-from analysis_lib.capture import Owners, Tokens, Visibility, tokens
+from analysis_lib.capture import Owners, Tokens, Visibility, masks
 from analysis_lib.capture.tokens import _add_in_order, _membership
 
 
@@ -35,7 +37,7 @@ def test_in_order_or_not_it_is_the_same_sum(shape):
 @pytest.mark.parametrize("padding", ["none", "after", "before"])
 @pytest.mark.parametrize("kind", ["everyone", "causal", "window", "one for all queries"])
 def test_a_mask_is_known_for_what_it_is(kind, padding, rows, monkeypatch):
-    monkeypatch.setattr(tokens, "ROWS", rows)
+    monkeypatch.setattr(masks, "LARGEST_MASK", rows * 2 * 8)
     real = torch.ones(2, 8, dtype=torch.bool)
     if padding == "after":
         real[1, 5:] = False
@@ -53,7 +55,14 @@ def test_a_mask_is_known_for_what_it_is(kind, padding, rows, monkeypatch):
     assert found.everyone == (kind in ("everyone", "one for all queries"))
     assert found.causal == (kind == "causal")
     if kind == "window":
-        assert torch.equal(found.seen_by.bool(), mask[:, 0])
+        assert torch.equal(found.seen_by, mask)
+    assert len(found.bands) == math.ceil(8 / rows)
+    outside = mask.expand(2, 1, 8, 8) & real[:, None, :, None]
+    for band in found.bands:
+        outside[:, :, band.queries, band.keys] = False
+    assert not outside.any()
+    if found.causal:
+        assert found.plain == (len(found.bands) > 1 and padding != "before")
 
 
 def test_runs_are_summed_alike_with_and_without_an_order():
