@@ -2,8 +2,8 @@
 
 A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card;
 ``{findings} PART`` what each page of a part found; ``{gallery}`` has all figures; ``{models}`` the
-models that were measured, and ``{architectures}`` those that can be; ``{execution-status}`` when and
-with what each notebook was executed.
+models that were measured, and ``{architectures}`` those that can be; ``{execution-status}`` when
+and with what each notebook was executed.
 """
 
 import importlib.metadata

@@ -211,7 +211,7 @@ def _cells(data: str, x: alt.X, y: alt.Y, chosen: str) -> list[alt.Chart]:
 
 def _attention() -> alt.LayerChart:
     """The weights of the chosen head: queries by keys."""
-    top = alt.Axis(orient="top", labelAngle=-60, labelLimit=110, labelOverlap=True)
+    top = alt.Axis(orient="top", labelAngle=-90, labelLimit=110, labelOverlap=True)
     x = alt.X("to:N", title="key", sort=alt.EncodingSortField("key", op="min"), axis=top)
     side = alt.Axis(labelLimit=110)
     y = alt.Y("from:N", title="query", sort=alt.EncodingSortField("query", op="min"), axis=side)
@@ -273,7 +273,7 @@ def _cosines() -> alt.LayerChart:
     dash = alt.condition(UNCHANGED, alt.value([1, 0]), alt.value([4, 3]))
     lines = base.mark_line().encode(y, detail=["of:N", "state:N"], color=color, strokeDash=dash)
     ends = _ends(base).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
-    title = "'Average cosine of two tokens' + (change == 'nothing' ? '' : '; hollow: changed')"
+    title = "'Average cosine' + (change == 'nothing' ? '' : ' (hollow: changed)')"
     description = "The average cosine by hidden layer"
     return _titled(title, 180, description, lines, ends, _points(base).encode(y))
 
