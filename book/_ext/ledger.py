@@ -77,10 +77,10 @@ class Ledger(SphinxDirective):
         addresses = []
         for row in rows.itertuples():
             addresses.append(f"{row.judged_by}.html#{row.figure or row.id}")
-        lacking = {}
+        missing = {}
         if not claim["ours"] and (rows["scope"] == claims.ELSEWHERE).all():
-            lacking = {claims.OWN_SETTING: f"{NOT_RUN}: needs {_needs(claim)}"}
-        return claim_line(rows, addresses, lacking)
+            missing = {claims.OWN_SETTING: f"{NOT_RUN}: needs {_needs(claim)}"}
+        return claim_line(rows, addresses, missing)
 
 
 def _needs(claim: pd.Series) -> str:

@@ -75,18 +75,18 @@ class Verdicts:
 def claim_line(
     rows: pd.DataFrame,
     addresses: list[str] | None = None,
-    lacking: Mapping[str, str] | None = None,
+    missing: Mapping[str, str] | None = None,
 ) -> str:
     """The verdicts on one claim, as HTML; with addresses, each leads to where it was reached.
 
     Args:
-        lacking: by the ``SCOPES`` without a verdict, what stands in place of its chips.
+        missing: by the ``SCOPES`` without a verdict, what stands in place of its chips.
     """
     first = rows.iloc[0]
     ends = np.append(rows[["ci_low", "value", "ci_high"]].to_numpy(float), first["bound"])
     span = np.nanmin(ends), np.nanmax(ends)
     chips: dict[str, list[str]] = {scope: [] for scope in SCOPES}
-    for scope, text in (lacking or {}).items():
+    for scope, text in (missing or {}).items():
         chips[scope] = [_CHIP.format(kind="none", text=escape(text), interval="")]
     body: dict[str, list[str]] = {scope: [] for scope in SCOPES}
     links = addresses or [""] * len(rows)
