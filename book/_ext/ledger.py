@@ -77,10 +77,10 @@ class Ledger(SphinxDirective):
         addresses = []
         for row in rows.itertuples():
             addresses.append(f"{row.judged_by}.html#{row.figure or row.id}")
-        lacking = {}
+        missing = {}
         if not claim["ours"] and (rows["scope"] == claims.ELSEWHERE).all():
-            lacking = {claims.OWN_SETTING: f"{NOT_RUN}: needs {_needs(claim)}"}
-        return claim_line(rows, addresses, lacking)
+            missing = {claims.OWN_SETTING: f"{NOT_RUN}: needs {_needs(claim)}"}
+        return claim_line(rows, addresses, missing)
 
 
 def _needs(claim: pd.Series) -> str:
@@ -115,10 +115,10 @@ class Counts(SphinxDirective):
         counts = counts.reindex(columns=KINDS, fill_value=0)
         judged = counts.drop(columns=UNJUDGED).sum(axis=1)
         shown = counts.loc[:, counts.any()]
-        heads = ("claims of", *shown.columns, "would hold by chance")
+        heads = ("claims of", *shown.columns, "by chance")
         lines = [f"| {' | '.join(heads)} |", "|:---|" + "---:|" * (len(heads) - 1)]
         for paper, *row in shown.itertuples():
-            chance = f"at most {by_chance(judged[paper]):.1f}"
+            chance = f"≤ {by_chance(judged[paper]):.1f}"
             lines.append(f"| {paper} | {' | '.join(map(str, row))} | {chance} |")
         return self.parse_text_to_nodes("\n".join(lines))
 

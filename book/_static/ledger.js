@@ -4,8 +4,12 @@ document.addEventListener("DOMContentLoaded", () => {
   const claims = [...document.querySelectorAll(".verdicts.ledger details.claim")];
   if (!claims.length) return;
   const chips = (claim, scope) => [...claim.querySelectorAll(`${scope} .chip`)].map((chip) => chip.textContent);
-  const parts = claims.flatMap((claim) => chips(claim, ".scope").map((text) => text.split(": ")));
-  const judged = parts.filter(([first]) => first !== "not run");
+  // A chip has all that a verdict was reached on, as in "MiniLM; MPNet: holds".
+  const split = (text) => {
+    const [names, verdict] = text.includes(": ") ? text.split(": ") : ["", text];
+    return { names: names.split("; "), verdict };
+  };
+  const judged = claims.flatMap((claim) => chips(claim, ".scope").filter((text) => !text.startsWith("not run")).map(split));
   const form = Object.assign(document.createElement("form"), { className: "ledger-filter" });
   const count = Object.assign(document.createElement("output"), { ariaLive: "polite" });
   const sorted = (values) => [...new Set(values)].sort();
@@ -18,11 +22,11 @@ document.addEventListener("DOMContentLoaded", () => {
   const fields = {
     words: Object.assign(document.createElement("input"), { type: "search", placeholder: "such as entropy" }),
     scope: choice([["", "any"], [".paper", "the paper’s own setting"], [".elsewhere", "other models or texts"], [".ours", "claims of our own"]]),
-    verdict: any(judged.map((part) => part.at(-1))),
-    model: any(judged.filter((part) => part.length > 1).map((part) => part[0].split(", ")[0])),
+    verdict: any(judged.map((chip) => chip.verdict)),
+    model: any(judged.flatMap((chip) => chip.names.map((name) => name.split(", ")[0])).filter(Boolean)),
     order: choice([["", "papers"], ["book", "pages of the book"]]),
   };
-  const names = ["Claims that mention", "judged on", "with the verdict", "model", "in the order of the"];
+  const names = ["Claims that mention", "column", "with the verdict", "judged on", "in the order of the"];
   Object.values(fields).forEach((field, place) => {
     const label = document.createElement("label");
     label.append(`${names[place]} `, field);
@@ -35,7 +39,8 @@ document.addEventListener("DOMContentLoaded", () => {
     const { words, scope, verdict, model, order } = Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value]));
     const wanted = words.toLowerCase().split(/\s+/);
     claims.forEach((claim, place) => {
-      const fits = chips(claim, scope || ".scope").some((chip) => chip.startsWith(model) && chip.endsWith(verdict));
+      const is = (chip) => (!verdict || chip.verdict === verdict) && chip.names.some((name) => name.startsWith(model));
+      const fits = chips(claim, scope || ".scope").map(split).some(is);
       claim.hidden = !(fits && wanted.every((word) => claim.textContent.toLowerCase().includes(word)));
       claim.dataset.place = place;
     });

@@ -620,6 +620,36 @@ def test_the_ledger_can_be_had_for_one_model(smoke_site, page):
     )
 
 
+def test_a_link_to_a_claim_opens_it_and_the_address_keeps_the_fields(smoke_site, page):
+    ledger = (smoke_site / "ledger.html").as_uri()
+    visit(page, f"{ledger}#maruta-middle-gap")
+    claim = page.locator("#maruta-middle-gap")
+    assert claim.get_attribute("open") is not None
+    assert 0 <= claim.bounding_box()["y"] < 800
+    # Another link on the same page, of a claim that the fields hide.
+    page.get_by_label("with the verdict").select_option("not applicable")
+    assert "verdict=not+applicable" in page.url
+    page.evaluate("location.hash = 'godey-block-narrows-cone'")
+    page.locator("#godey-block-narrows-cone[open]").wait_for()
+    visit(page, "about:blank")
+    visit(page, f"{ledger}#words=cosine&model=MiniLM&scope=.elsewhere&order=book")
+    assert page.get_by_label("Claims that mention").input_value() == "cosine"
+    assert page.get_by_label("judged on").input_value() == "MiniLM"
+    shown = page.locator(".ledger details.claim:visible")
+    chips = [line.locator(".scope.elsewhere .chip").all_inner_texts() for line in shown.all()]
+    assert chips
+    assert all(any("MiniLM" in chip for chip in line) for line in chips)
+    places = page.locator(".ledger").evaluate_all(
+        "(all) => all.map((block) => [...block.querySelectorAll('details.claim')].map((claim) => "
+        "+claim.dataset.page))"
+    )
+    assert all(block == sorted(block) for block in places)
+    page.get_by_label("in the order of the").select_option("papers")
+    of_paper = page.locator(".ledger details.claim").evaluate_all("(all) => all.map((c) => c.id)")
+    every = [claim for paper in claims.PAPERS for claim in claims.load(paper).values()]
+    assert of_paper == [c.id for ours in (False, True) for c in every if c.ours == ours]
+
+
 def test_the_first_screen_of_the_index_has_a_cone_and_four_findings(smoke_site, browser):
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         page = context.new_page()

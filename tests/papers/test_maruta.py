@@ -37,7 +37,8 @@ def judged(page: str, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
         Planted(tables),
         [] if page in ("attention", "contributions", "types") else ["statistics |= {"],
     )
-    names = {"tables": planted, "every": planted, "depth": 12, "named": maruta.named_layers(12)}
+    every = {"planted": planted}
+    names = {"tables": planted, "every": every, "depth": 12, "named": maruta.named_layers(12)}
     rows = run_cells(f"outliers/{page}", *CELLS[page], *later, **names)["verdicts"]
     return rows.set_index(rows["id"].str.removeprefix("maruta-"))
 

@@ -87,10 +87,10 @@ def outcomes(rows: pd.DataFrame, elsewhere: bool = False) -> pd.DataFrame:
 
 def _outcome(after: pd.Series) -> str:
     """The outcome of a claim, of all its verdicts."""
-    found = {*after}
-    judged = found & {*claims.DECIDED, claims.UNDECIDED}
+    verdicts = {*after}
+    judged = verdicts & {*claims.DECIDED, claims.UNDECIDED}
     if not judged:
-        return WITHOUT if found & {claims.NO_INTERVAL, claims.NOT_APPLICABLE} else NOT_RUN
+        return WITHOUT if verdicts & {claims.NO_INTERVAL, claims.NOT_APPLICABLE} else NOT_RUN
     if judged == {claims.HOLDS, claims.SMALL}:
         return claims.SMALL
     return judged.pop() if len(judged) == 1 else MIXED

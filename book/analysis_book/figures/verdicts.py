@@ -75,24 +75,28 @@ class Verdicts:
 def claim_line(
     rows: pd.DataFrame,
     addresses: list[str] | None = None,
-    lacking: Mapping[str, str] | None = None,
+    missing: Mapping[str, str] | None = None,
 ) -> str:
     """The verdicts on one claim, as HTML; with addresses, each leads to where it was reached.
 
     Args:
-        lacking: by the ``SCOPES`` without a verdict, what stands in place of its chips.
+        missing: by the ``SCOPES`` without a verdict, what stands in place of its chips.
     """
     first = rows.iloc[0]
     ends = np.append(rows[["ci_low", "value", "ci_high"]].to_numpy(float), first["bound"])
     span = np.nanmin(ends), np.nanmax(ends)
     chips: dict[str, list[str]] = {scope: [] for scope in SCOPES}
-    for scope, text in (lacking or {}).items():
+    for scope, text in (missing or {}).items():
         chips[scope] = [_CHIP.format(kind="none", text=escape(text), interval="")]
     body: dict[str, list[str]] = {scope: [] for scope in SCOPES}
     links = addresses or [""] * len(rows)
     for name, row, address in zip(about(rows), rows.to_dict("records"), links, strict=True):
-        chips[row["scope"]].append(_chip(name, row, span))
         body[row["scope"]].append(_row(name, row, address))
+        if not addresses:
+            chips[row["scope"]].append(_chip(name, row, _interval(row, span)))
+    if addresses:
+        for scope, of_scope in rows.assign(on=about(rows)).groupby("scope"):
+            chips[scope] = _chips_by_verdict(of_scope)
     up = "" if addresses else "../"
     link = rf'<a href="{up}ledger.html#\g<0>">another claim</a>'
     formula = ""
@@ -124,15 +128,24 @@ def chip_group(scope: str, chips: str) -> str:
     return _GROUP.format(scope=scope, label=_LABELS[scope], chips=chips)
 
 
-def _chip(name: str, row: dict, span: tuple[float, float]) -> str:
-    """The verdict on a model, with its interval drawn."""
+def _chips_by_verdict(rows: pd.DataFrame) -> list[str]:
+    """A chip for each verdict, with all that it was reached on."""
+    chips = []
+    for _, alike in rows.groupby(["verdict", "after"], sort=False):
+        names = "; ".join(dict.fromkeys(alike["on"]))
+        chips.append(_chip(names, alike.iloc[0], ""))
+    return chips
+
+
+def _chip(name: str, row: dict | pd.Series, interval: str) -> str:
+    """The verdict on a model, and its interval if that is drawn."""
     kind = row["verdict"].replace(",", "").replace(" ", "-")
     if row["after"] != row["verdict"]:
         kind += " lost"
     text = row["verdict"]
     if name:
         text = f"{escape(name)}: {text}"
-    return _CHIP.format(kind=kind, text=text, interval=_interval(row, span))
+    return _CHIP.format(kind=kind, text=text, interval=interval)
 
 
 def _row(name: str, row: dict, address: str) -> str:

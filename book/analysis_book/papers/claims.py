@@ -134,9 +134,9 @@ def load(paper: str) -> dict[str, Claim]:
     try:
         rows = yaml.safe_load(path.read_text(encoding="utf-8")) or []
         claims = [Claim(**fields) for fields in rows]
-        lacking = [claim.id for claim in claims if not (claim.models or claim.ours)]
-        if lacking:
-            raise TypeError(f"{lacking[0]} says neither its models nor that it is ours")
+        nobody_s = [claim.id for claim in claims if not (claim.models or claim.ours)]
+        if nobody_s:
+            raise TypeError(f"{nobody_s[0]} says neither its models nor that it is ours")
     except (OSError, TypeError, yaml.YAMLError) as error:
         raise AnalysisError(f"{path} cannot be read as a list of claims: {error}") from error
     return {claim.id: claim for claim in claims}
@@ -212,12 +212,15 @@ def judged(
         # All lie below the bound where the least of their negatives lies above its negative.
         several = [-estimate for estimate in several]
     tested = least(several) if several else Estimate(math.nan)
-    number = (-tested if below else tested).within(*decided.limits)
+    number = -tested if below else tested
+    number = number.within(*decided.limits)
     outcome = verdict(number, decided.bound, decided.direction, decided.turn)
     if p is None:
         # Of the number at which the verdict was reached.
         at = decided.bound if decided.turn is None or outcome == HOLDS else decided.turn
-        p = tested.p(-at if below else at)
+        if below:
+            at = -at
+        p = tested.p(at)
     value, ci_low, ci_high = number.row
     return {
         "id": name,
@@ -372,11 +375,11 @@ def said(
 
 def scopes(verdicts: pd.DataFrame) -> pd.Series:
     """What each verdict is about: one of ``SCOPES``, by its claim, model and dataset."""
-    found = []
+    scope_of_each = []
     for row in verdicts.to_dict("records"):
-        model, dataset = row.get("model"), row.get("dataset")
-        found.append(claim(row["id"]).judged_on(model, dataset))
-    return pd.Series(found, verdicts.index, dtype=object)
+        scope = claim(row["id"]).judged_on(row.get("model"), row.get("dataset"))
+        scope_of_each.append(scope)
+    return pd.Series(scope_of_each, verdicts.index, dtype=object)
 
 
 def on_their_corpora(verdicts: pd.DataFrame) -> pd.DataFrame:

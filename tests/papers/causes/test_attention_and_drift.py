@@ -97,11 +97,22 @@ def test_the_verdicts_on_drift_follow_the_planted_entropy():
         found = {("Planted", "trained"): trained, ("Planted", "untrained"): untrained}
         names = {"found": found, "image_models": [], "title": str}
         rows = run_cells(
-            "causes/drift", "changes = pd.concat", "effects = means", "rows = []", **names
+            "causes/drift", "changes = pd.concat", "effects = means", "rows, judged = ", **names
         )["verdicts"]
         assert rows["verdict"].tolist() == verdicts
         values = (0.1, 0.001) if trained is sharper else (-0.001, 0.1)
         assert rows["value"].tolist() == pytest.approx(values)
+
+
+def test_even_attention_cannot_fail_and_is_not_judged():
+    trained = planted({"unchanged": [0.4, 0.5], "query": [0.5, 0.6]}, "entropy")
+    even = planted({"unchanged": [0.996, 0.998], "query": [0.996, 0.998]}, "entropy")
+    found = {("Planted", "trained"): trained, ("Planted", "untrained"): even}
+    names = {"found": found, "image_models": [], "title": str}
+    rows = run_cells(
+        "causes/drift", "changes = pd.concat", "effects = means", "rows, judged = ", **names
+    )["verdicts"]
+    assert rows[["id", "model"]].to_numpy().tolist() == [["causes-query-drift-sharpens", "Planted"]]
 
 
 def test_random_dimensions_are_as_many_and_the_matched_near_in_variance():

@@ -106,10 +106,10 @@ def verdicts_of(before: Tables, after: Tables) -> list[str]:
 
 
 def test_similarity_claims_hold_on_the_published_numbers():
-    # How many steps grow does not depend on the texts: that share has no interval.
     found = on_page(planted(PRETRAINED), planted(FINE_TUNED))
-    assert found["verdict"].tolist()[:5] == ["no interval"] + ["holds"] * 4
-    assert found["value"].tolist()[:3] == pytest.approx([1.0, 0.01, 0.28])
+    assert found["verdict"].tolist()[:5] == ["holds"] * 5
+    least = np.sort(np.diff(PRETRAINED[:-1]))[2]
+    assert found["value"].tolist()[:3] == pytest.approx([least, 0.01, 0.28])
     # Three groups of texts, or five trainings: p comes from Student's law.
     assert found["draws"].tolist() == [3, 3, *[5] * 6]
     assert (
@@ -120,7 +120,7 @@ def test_similarity_claims_hold_on_the_published_numbers():
 
 def test_similarity_claims_fail_on_curves_that_fall():
     verdicts = verdicts_of(planted(PRETRAINED[::-1]), planted(0.77 - FINE_TUNED))
-    assert verdicts == ["no interval"] + ["does not hold"] * 4
+    assert verdicts == ["does not hold"] * 5
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,8 @@ def test_each_similarity_claim_fails_on_the_curve_that_contradicts_it(claim, bef
     ("query", "key", "entropy", "verdicts"),
     [
         (0.6, 0.7, 0.95, ["holds", "holds", "holds"]),
-        (0.25, 0.7, 0.85, ["does not hold", "holds", "does not hold"]),
+        # A gain of less than a tenth.
+        (0.25, 0.7, 0.85, ["holds, small", "holds", "does not hold"]),
         (0.6, 0.1, 0.95, ["holds", "does not hold", "holds"]),
     ],
 )
@@ -156,10 +157,14 @@ def test_queries_keys_and_rows_of_the_last_layer(query, key, entropy, verdicts):
     assert found["verdict"].tolist() == verdicts
 
 
-def test_the_steps_that_grow_are_counted_without_the_last():
-    """Of eleven steps eight grow: less than three of four."""
+def test_most_steps_grow_but_the_last():
+    """Of eleven steps eight grow: less than three of four. The third least is what nine exceed."""
     falls = np.concatenate([[0.3, 0.2, 0.1, 0.05], np.linspace(0.12, 0.42, 8), [0.41]])
-    assert on_page(planted(falls), planted(FINE_TUNED))["value"].iloc[0] == pytest.approx(8 / 11)
+    row = on_page(planted(falls), planted(FINE_TUNED)).iloc[0]
+    assert (row["value"], row["verdict"]) == (pytest.approx(-0.05), "does not hold")
+    grows = np.concatenate([[0.15, 0.1, 0.05], np.linspace(0.12, 0.42, 9), [0.41]])
+    row = on_page(planted(grows), planted(FINE_TUNED)).iloc[0]
+    assert (row["value"], row["verdict"]) == (pytest.approx(0.3 / 8), "holds")
 
 
 def test_an_interval_leaves_the_same_texts_out_of_both():

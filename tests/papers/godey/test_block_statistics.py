@@ -173,11 +173,19 @@ def test_claims_on_scores(rises):
 def test_queries_and_keys_both_have_to_do_what_is_claimed():
     norms = [0.0, 1.0, 10.0]
     attention = planted(norms, score_magnitude=[0.1, 0.2, 1.0])
-    keys = {"mean_norm": [1.0, 1.0, 1.0], "cosine": [0.1, 0.9, 0.8]}
+    keys = {"mean_norm": [1.0, 1.0, 0.9], "cosine": [0.1, 0.9, 0.8]}
     vectors = queries_and_keys(norms, keys, mean_norm=[1.0, 2.0, 9.0], cosine=[0.5, 0.7, 0.9])
     found = on_scores_page(vectors, attention)["verdicts"]
     assert found["verdict"].tolist() == ["holds", *["does not hold"] * 3]
-    assert found["value"].tolist()[1:3] == pytest.approx([0, -0.1], abs=0.01)
+    assert found["value"].tolist()[1:3] == pytest.approx([-0.046, -0.1], abs=0.01)
+
+
+def test_what_grows_without_doubling_holds_a_little():
+    norms = [0.0, 1.0, 10.0]
+    attention = planted(norms, score_magnitude=[0.1, 0.12, 0.15])
+    vectors = queries_and_keys(norms, mean_norm=[1.0, 1.2, 1.5], cosine=[0.5, 0.7, 0.9])
+    found = on_scores_page(vectors, attention)["verdicts"]
+    assert found["verdict"].tolist() == ["holds, small"] * 2 + ["holds"] * 2
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,9 @@ def follows_drift(test: str, magnitude: bool = False) -> LayerCorrelation:
         cosines = tables["anisotropy"].query("space == 'hidden'")[["layer", "cosine"]]
         layers = tables["mean_vector"].query("space == 'hidden'").merge(cosines, on="layer")
         (row,) = drift_correlation(layers.assign(model="")).to_dict("records")
-        found = row[test] if row["layers"] >= FEWEST_LAYERS else math.nan
-        return [abs(found) if magnitude else found]
+        value = row[test] if row["layers"] >= FEWEST_LAYERS else math.nan
+        if magnitude:
+            value = abs(value)
+        return [value]
 
     return LayerCorrelation(number, smooth=test == "pearson")
