@@ -160,7 +160,9 @@ def test_what_a_page_found_stands_at_its_top_with_its_figure_and_nowhere_else(bu
     text, source = words(page), page.read_text()
     assert text.index("Finding") < text.index("There are 2 .") < text.index("n : int")
     assert text.count("There are 2 .") == 1
-    assert source.index('<a href="#fig-a"><img class="figure"') < source.index('id="fig-a"')
+    assert source.count('id="fig-a"') == source.count('<img class="figure') == 1
+    assert text.index("There are 2 .") < text.index("A caption.") < text.index("n : int")
+    assert "is at the top of the page." in text
     assert "Finding" not in words(page.with_name("one.html"))
 
 
