@@ -320,11 +320,11 @@ def attend(
         utterances, heads, _ = part
         end = block.first_key + block.powers.shape[-1]
         seen = values[utterances, heads, block.first_key : end]
-        mixed[part] = (block.powers @ seen).div_(block.total)
+        torch.div(block.powers @ seen, block.total, out=mixed[part])
         total = block.total.squeeze(-1)
         # In place: the array is as large as all weights of the block, and not needed again.
         spread = block.shifted.mul_(block.powers).sum(-1)
-        entropy[part] = total.log() - spread / total
+        torch.addcdiv(total.log(), spread, total, value=-1, out=entropy[part])
         block.shifted = None
         if block.kept is not None:
             kept[part] = block.kept

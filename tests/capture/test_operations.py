@@ -59,9 +59,9 @@ def llama(words: int) -> transformers.PreTrainedModel:
     ("make", "wanted", "most"),
     [
         (bert, "anisotropy", 1.9),
-        (bert, "all", 4.9),
+        (bert, "all", 4.7),
         (llama, "anisotropy", 1.5),
-        (llama, "all", 3.6),
+        (llama, "all", 3.5),
     ],
 )
 def test_a_batch_sends_few_operations(make, wanted, most):
