@@ -44,6 +44,7 @@ def measured(tiny_folder):
 def test_the_schema_is_one_and_holds(measured):
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(whole(geometry_of(measured)), SCHEMA)
+    assert geometry_of(measured)["devices"] == ["cpu"]
 
 
 def test_the_schema_refuses_what_is_none(measured):
