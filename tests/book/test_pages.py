@@ -1,5 +1,6 @@
 """The built site in a real browser, from the file system and without a network."""
 
+import html
 import os
 import random
 import re
@@ -8,7 +9,7 @@ import sys
 import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 
 import nbformat
@@ -700,6 +701,46 @@ def test_links_in_the_prose_lead_to_states_of_a_view(smoke_site, page):
             expect(figure.locator(f"[name={control}]")).to_have_value(value.replace("+", " "))
         assert figure.evaluate("(figure) => figure.getBoundingClientRect().top < innerHeight")
         figure.locator("output", has_text=f"layer {state['layer']}, ").wait_for()
+
+
+def test_findings_lead_to_a_sentence_that_shows_them(smoke_site, page):
+    """The model is read from the file, once it is asked for."""
+    page.context.set_offline(True)
+    links = set()
+    for path in pages(smoke_site):
+        found = re.findall(
+            r'href="[^"]*(#fig-sentence&amp;[^"]+)"', path.read_text(encoding="utf-8")
+        )
+        links |= {html.unescape(link) for link in found}
+    assert {parse_qs(link)["change"][0] for link in links if "change" in link} >= {
+        "dimension",
+        "query",
+        "cls",
+        "mean",
+    }
+    for link in sorted(links):
+        page.goto("about:blank")
+        page.goto((smoke_site / "try-it.html").as_uri() + link)
+        figure = page.locator("figure#fig-sentence")
+        for control, (value,) in parse_qs(link.removeprefix("#fig-sentence&")).items():
+            expect(figure.locator(f"[name={control}]")).to_have_value(value)
+        # What is said of a change is computed.
+        change = figure.locator("[name=change]")
+        words = change.evaluate("(field) => field.selectedOptions[0].textContent")
+        figure.locator("output", has_text=f"This sentence, {words}: ").wait_for()
+
+
+def test_a_sentence_that_is_typed_on_the_first_page_is_read(smoke_site, page):
+    visit(page, smoke_site / "index.html")
+    page.get_by_label("A sentence of yours").fill("Who & what?")
+    page.keyboard.press("Enter")
+    page.locator(
+        "figure#fig-sentence output", has_text="2 who; 3 &; 4 what; 5 ?; 6 [SEP]"
+    ).wait_for()
+
+
+def test_the_site_fits_on_a_stick(smoke_site):
+    assert sum(file.stat().st_size for file in smoke_site.rglob("*") if file.is_file()) < 60e6
 
 
 @pytest.mark.parametrize("name", ["try-it", "explorer"])

@@ -66,7 +66,12 @@ def sentence(
     Raises:
         AnalysisError: the model does not run in a page, or the view cannot begin so.
     """
-    first = {"layer": 1, "head": 1, "query": 1, "key": 1} | start
+    first = {
+        "layer": 1,
+        "head": 1,
+        "query": 1,
+        "key": 1,
+    } | start
     tables, limits = _tables(as_in_page(model), text, corpus, first)
     changes = dict(CHANGES)
     changes["dimension"] += f" {about['dimension']}"
@@ -78,7 +83,12 @@ def sentence(
         controls.append(Control(field, field.capitalize(), None, first[field]))
     panels = [_attention(), _heads(), _contributions(), _cosines(), _beside()]
     known = corpus.astype(object).where(corpus.notna(), None).to_dict("records")
-    about = dict(about) | {"corpus": known, "ours": OURS, "theirs": THEIRS, "runs": model.name}
+    about = dict(about) | {
+        "corpus": known,
+        "ours": OURS,
+        "theirs": THEIRS,
+        "runs": model.name,
+    }
     return View(
         name,
         caption,
@@ -101,7 +111,11 @@ def _tables(
     model: LoadedModel, text: str, corpus: pd.DataFrame, first: Mapping[str, int]
 ) -> tuple[dict[str, pd.DataFrame], dict[str, list[int]]]:
     """What the view begins with, the tables of ``sentence.js``, and the range of each number."""
-    ids = model.tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"]
+    ids = model.tokenizer(
+        text,
+        truncation=True,
+        max_length=LONGEST,
+    )["input_ids"]
     words = model.tokenizer.convert_ids_to_tokens(ids)
     tokens = [f"{number} {word}" for number, word in enumerate(words, 1)]
     hidden, attention = read(model, text)
@@ -127,7 +141,12 @@ def _tables(
     }
     layers, heads = attention.shape[:2]
     count = len(tokens)
-    limits = {"layer": [1, layers], "head": [1, heads], "query": [1, count], "key": [1, count]}
+    limits = {
+        "layer": [1, layers],
+        "head": [1, heads],
+        "query": [1, count],
+        "key": [1, count],
+    }
     return tables, limits
 
 
@@ -173,8 +192,20 @@ def _beside_corpus(
     known = corpus[(corpus["state"] == "nothing") & corpus["layer"].isin([0, layer])]
     known = known.assign(of=THEIRS)
     is_cosine = known["quantity"] == "cosine"
-    cosines = pd.DataFrame({"hidden": range(len(average)), **ours, "value": average})
-    beside = pd.DataFrame({"quantity": [*numbers], **ours, "value": [*numbers.values()]})
+    cosines = pd.DataFrame(
+        {
+            "hidden": range(len(average)),
+            **ours,
+            "value": average,
+        }
+    )
+    beside = pd.DataFrame(
+        {
+            "quantity": [*numbers],
+            **ours,
+            "value": [*numbers.values()],
+        }
+    )
     theirs = known[~is_cosine | (known["hidden"] == layer)]
     columns = ["hidden", "of", "state", "value", "low", "high"]
     return (
@@ -193,28 +224,63 @@ def _chart(data: str) -> alt.Chart:
 def _titled(title: str, height: object, description: str, *layers: alt.Chart) -> alt.LayerChart:
     """Layers under a title, which is an expression of Vega."""
     title = alt.Title(alt.expr(title))
-    return alt.layer(*layers).properties(title=title, height=height, description=description)
+    return alt.layer(*layers).properties(
+        title=title,
+        height=height,
+        description=description,
+    )
 
 
 def _cells(data: str, x: alt.X, y: alt.Y, chosen: str) -> list[alt.Chart]:
     """A heat map of weights, the deeper the larger, with an outline around what is chosen."""
     # Of a share of 0.1, too, there is something to see.
-    scale = alt.Scale(type="sqrt", domain=[0, 1], range=[0, 1])
-    opacity = alt.Opacity("weight:Q", scale=scale, legend=None)
+    scale = alt.Scale(
+        type="sqrt",
+        domain=[0, 1],
+        range=[0, 1],
+    )
+    opacity = alt.Opacity(
+        "weight:Q",
+        scale=scale,
+        legend=None,
+    )
     number = alt.Tooltip("weight:Q", format=DIGITS)
     fields = [x.shorthand, y.shorthand, number]
     cells = _chart(data).mark_rect(color=COLOURS[0]).encode(x, y, opacity, tooltip=fields)
     width = alt.condition(chosen, alt.value(3), alt.value(0.25))
     outlines = _chart(data).mark_rect(fillOpacity=0, stroke=INK)
-    return [cells, outlines.encode(x, y, strokeWidth=width, tooltip=fields)]
+    return [
+        cells,
+        outlines.encode(
+            x,
+            y,
+            strokeWidth=width,
+            tooltip=fields,
+        ),
+    ]
 
 
 def _attention() -> alt.LayerChart:
     """The weights of the chosen head: queries by keys."""
-    top = alt.Axis(orient="top", labelAngle=-90, labelLimit=110, labelOverlap=True)
-    x = alt.X("to:N", title="key", sort=alt.EncodingSortField("key", op="min"), axis=top)
+    top = alt.Axis(
+        orient="top",
+        labelAngle=-90,
+        labelLimit=110,
+        labelOverlap=True,
+    )
+    x = alt.X(
+        "to:N",
+        title="key",
+        sort=alt.EncodingSortField("key", op="min"),
+        axis=top,
+    )
     side = alt.Axis(labelLimit=110)
-    y = alt.Y("from:N", title="query", sort=alt.EncodingSortField("query", op="min"), axis=side)
+    y = alt.Y(
+        "from:N",
+        title="query",
+        sort=alt.EncodingSortField("query", op="min"),
+        axis=side,
+    )
     chosen = "datum.query == query && datum.key == key"
     title = "'Attention of layer ' + layer + ', head ' + head"
     layers = _cells("attention", x, y, chosen)
@@ -235,11 +301,20 @@ def _contributions() -> alt.LayerChart:
     """The largest C_j of the chosen pair."""
     base = _chart("contributions")
     y = alt.Y("dimension:O", sort=alt.EncodingSortField("rank", op="min"))
-    x = alt.X("contribution:Q", title="Cⱼ", axis=alt.Axis(tickCount=5))
+    x = alt.X(
+        "contribution:Q",
+        title="Cⱼ",
+        axis=alt.Axis(tickCount=5),
+    )
     sign = "datum.contribution < 0"
     color = alt.condition(sign, alt.value(COLOURS[1]), alt.value(COLOURS[0]))
     number = alt.Tooltip("contribution:Q", format=DIGITS)
-    bars = base.mark_bar(height=10).encode(x, y, color=color, tooltip=["dimension:O", number])
+    bars = base.mark_bar(height=10).encode(
+        x,
+        y,
+        color=color,
+        tooltip=["dimension:O", number],
+    )
     title = "'Largest Cⱼ of query ' + query + ' and key ' + key"
     return _titled(title, {"step": 18}, "What dimensions add to the score of the pair", bars)
 
@@ -250,10 +325,26 @@ def _points(base: alt.Chart) -> alt.Chart:
     colours = alt.Scale(domain=owners, range=COLOURS[:2])
     shapes = alt.Scale(domain=owners, range=["circle", "square"])
     legend = alt.Legend(title=None, columns=1)
-    fill = alt.Fill("of:N", scale=colours, legend=None)
-    return base.mark_point(size=60, strokeWidth=2, opacity=1).encode(
-        stroke=alt.Stroke("of:N", scale=colours, legend=legend),
-        shape=alt.Shape("of:N", scale=shapes, legend=legend),
+    fill = alt.Fill(
+        "of:N",
+        scale=colours,
+        legend=None,
+    )
+    return base.mark_point(
+        size=60,
+        strokeWidth=2,
+        opacity=1,
+    ).encode(
+        stroke=alt.Stroke(
+            "of:N",
+            scale=colours,
+            legend=legend,
+        ),
+        shape=alt.Shape(
+            "of:N",
+            scale=shapes,
+            legend=legend,
+        ),
         fill=alt.condition(UNCHANGED, fill, alt.value("transparent")),
         tooltip=["of:N", "state:N", alt.Tooltip("value:Q", format=DIGITS)],
     )
@@ -266,12 +357,25 @@ def _ends(base: alt.Chart) -> alt.Chart:
 
 def _cosines() -> alt.LayerChart:
     """The average cosine by hidden layer."""
-    x = alt.X("hidden:O", title="hidden layer", axis=alt.Axis(labelAngle=0))
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=True))
+    x = alt.X(
+        "hidden:O",
+        title="hidden layer",
+        axis=alt.Axis(labelAngle=0),
+    )
+    y = alt.Y(
+        "value:Q",
+        title=None,
+        scale=alt.Scale(zero=True),
+    )
     base = _chart("cosines").encode(x)
     color = alt.condition(f"datum.of == '{OURS}'", alt.value(COLOURS[0]), alt.value(COLOURS[1]))
     dash = alt.condition(UNCHANGED, alt.value([1, 0]), alt.value([4, 3]))
-    lines = base.mark_line().encode(y, detail=["of:N", "state:N"], color=color, strokeDash=dash)
+    lines = base.mark_line().encode(
+        y,
+        detail=["of:N", "state:N"],
+        color=color,
+        strokeDash=dash,
+    )
     ends = _ends(base).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
     title = "'Average cosine' + (change == 'nothing' ? '' : ' (hollow: changed)')"
     description = "The average cosine by hidden layer"
@@ -283,10 +387,20 @@ def _beside() -> alt.LayerChart:
     base = _chart("beside").transform_calculate(name=f"{QUANTITIES}[datum.quantity]")
     axis = alt.Axis(labelLimit=0)
     base = base.encode(
-        alt.Y("name:N", title=None, sort=[*QUANTITIES.values()], axis=axis),
+        alt.Y(
+            "name:N",
+            title=None,
+            sort=[*QUANTITIES.values()],
+            axis=axis,
+        ),
         alt.YOffset("of:N", scale=alt.Scale(domain=[OURS, THEIRS])),
     )
-    x = alt.X("value:Q", title=None, scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=5))
+    x = alt.X(
+        "value:Q",
+        title=None,
+        scale=alt.Scale(zero=True),
+        axis=alt.Axis(tickCount=5),
+    )
     ends = _ends(base).encode(alt.X("low:Q"), alt.X2("high:Q"))
     title = "'Layer ' + layer + ', means over heads'"
     description = "Numbers of the layer beside those of the corpus"
