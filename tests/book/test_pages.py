@@ -623,7 +623,7 @@ def test_the_ledger_can_be_had_for_one_model(smoke_site, page):
 
 def test_a_link_to_a_claim_opens_it_and_the_address_keeps_the_fields(smoke_site, page):
     ledger = (smoke_site / "ledger.html").as_uri()
-    visit(page, f"{ledger}#maruta-middle-gap")
+    page.goto(f"{ledger}#maruta-middle-gap", wait_until="load")
     claim = page.locator("#maruta-middle-gap")
     assert claim.get_attribute("open") is not None
     assert 0 <= claim.bounding_box()["y"] < 800
@@ -632,8 +632,8 @@ def test_a_link_to_a_claim_opens_it_and_the_address_keeps_the_fields(smoke_site,
     assert "verdict=not+applicable" in page.url
     page.evaluate("location.hash = 'godey-block-narrows-cone'")
     page.locator("#godey-block-narrows-cone[open]").wait_for()
-    visit(page, "about:blank")
-    visit(page, f"{ledger}#words=cosine&model=MiniLM&scope=.elsewhere&order=book")
+    page.goto("about:blank")
+    page.goto(f"{ledger}#words=cosine&model=MiniLM&scope=.elsewhere&order=book", wait_until="load")
     assert page.get_by_label("Claims that mention").input_value() == "cosine"
     assert page.get_by_label("judged on").input_value() == "MiniLM"
     shown = page.locator(".ledger details.claim:visible")
