@@ -283,14 +283,16 @@ def test_a_measurement_beside_the_files_of_others_touches_none(theirs, tiny_fold
 
 
 def test_no_two_commands_of_the_readme_write_into_one_folder():
-    for page in ("README.md", "book/using.md"):
-        text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    using = ROOT / "book" / "using.md", *(ROOT / "book" / "using").glob("*.md")
+    for pages in ([ROOT / "README.md"], using):
+        text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+        text = text.replace("\\\n", " ")
         blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
         lines = [line for block in blocks for line in block.splitlines() if " --out " in line]
         folders = [shlex.split(line, comments=True) for line in lines]
         folders = [words[words.index("--out") + 1].rstrip("/") for words in folders]
         assert folders
-        assert len({*folders}) == len(folders), (page, sorted(folders))
+        assert len({*folders}) == len(folders), sorted(folders)
 
 
 def test_no_two_examples_of_the_help_write_into_one_folder():

@@ -326,7 +326,7 @@ def test_the_precisions_have_names(tmp_path):
 
 
 def test_the_metric_of_ones_own_that_the_book_shows_runs(bert):
-    page = Path(__file__).parents[2] / "book" / "using.md"
+    page = Path(__file__).parents[2] / "book" / "using" / "program.md"
     (code,) = re.findall(
         r"```python\n(from analysis_lib import measure, metrics.*?)\nmeasure\(",
         page.read_text(),
