@@ -84,7 +84,7 @@ def test_each_type_of_token_has_a_colour_of_its_own_by_either_name():
 def test_a_band_has_the_colour_of_its_line(palette):
     table = pd.DataFrame({"x": [0, 1, 0, 1], "y": [0, 1, 1, 0], "kind": list("aabb")})
     table["ci_low"], table["ci_high"] = table["y"] - 1, table["y"] + 1
-    axes = sns.lineplot(table, x="x", y="y", hue="kind", palette=palette)
+    axes = sns.lineplot(table, x="x", y="y", hue="kind", palette=palette, errorbar=None)
     figures.band("x", data=table, hue="kind", palette=palette)
     lines = [to_rgb(line.get_color()) for line in axes.lines[:2]]
     bands = [tuple(part.get_facecolor()[0][:3]) for part in axes.collections]

@@ -19,7 +19,8 @@ from analysis_book import figures
 from analysis_book.figures import exploring
 from analysis_book.figures import view as viewing
 from analysis_book.figures.exploring import ARMS, NAMES, rows_of
-from analysis_book.figures.view import COLOURS, SCRIPT, as_csv, short
+from analysis_book.figures.style import COLOURS
+from analysis_book.figures.view import SCRIPT, as_csv, short
 from analysis_book.papers import maruta
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
 
