@@ -169,11 +169,7 @@ def test_hidden_arguments_are_seen():
     assert not hidden_arguments(cell)
 
 
-# Pages whose cells still hide arguments.
-HIDING = ("causes/", "classification/", "explorer", "outliers/", "scale")
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(HIDING)])
+@every_notebook
 def test_a_cell_that_draws_writes_its_arguments_out(name):
     """That is what readers copy; no picture is worth a dictionary of its options."""
     hiding = []

@@ -64,6 +64,8 @@ def tables(seed: int = 0, layers: int = LAYERS, heads: int = HEADS) -> dict[str,
             "cosine", space=["hidden", "final"], layer=range(layers + 1), dimension=range(WIDTH)
         ),
     }
+    # A view of heads begins at the first of them.
+    made["attention_by_token_type"].loc[0, ["weight", "ci_low", "ci_high"]] = 5.0, 4.9, 5.1
     scores = made["score_contributions"]
     scores.loc[
         scores.eval("layer == 2 and dimension == 7 and key_type == 'cls'"), "contribution"
@@ -278,7 +280,24 @@ def test_it_begins_as_it_is_told():
         "layer": 1,
         "head": 1,
         "dimension": 0,
+        "first": "largest",
     }
+
+
+def test_a_model_begins_at_its_head_with_the_most_attention_to_the_first_type():
+    made = planted()
+    made["single"] = tables(1)
+    weights = made["single"]["attention_by_token_type"]
+    sink = weights.eval("layer == 2 and head == 3 and key_type == 'cls'")
+    weights.loc[sink, "weight"] = 9.0
+    view = figures.explorer(made)
+    assert view.limits["single"]["layer"] == [1, LAYERS, 2]
+    assert view.limits["single"]["head"] == [1, HEADS, 3]
+    started = {control.name: control.value for control in view.controls}
+    assert (started["layer"], started["head"]) == (1, 1)
+    chosen = figures.explorer(made, model="single")
+    started = {control.name: control.value for control in chosen.controls}
+    assert (started["layer"], started["head"]) == (2, 3)
 
 
 def test_our_script_is_short_and_marks_can_be_seen_on_both_grounds():
@@ -365,6 +384,7 @@ def test_keys_alone_reach_every_state_and_the_address_keeps_it(window, saved):
         ("layer", ("ArrowUp", "2"), ("ArrowUp", "3"), ("ArrowUp", "3")),
         ("head", ("ArrowUp", "2")),
         ("dimension", ("Control+a", None), ("7", "7")),
+        ("first", ("End", "least"), ("Home", "largest")),
     ):
         window.keyboard.press("Tab")
         assert window.evaluate("document.activeElement.name") == name
@@ -546,19 +566,33 @@ def test_an_address_restores_what_it_says_and_nothing_else(window, saved):
     window.evaluate("location.hash = '#fig-dimensions&layer=2&dimension=7'")
     said(figure, "layer 2, mean over heads, dimension 7")
     figure.locator("[name=dimension]").fill("3")
-    assert "fig-dimensions" not in address(window)
+    said(figure, "layer 2, mean over heads, dimension 3")
     window.evaluate("location.hash = '#fig-dimensions&layer=2&dimension=7'")
     window.evaluate("location.hash = '#notation'")
     said(figure, "layer 2, mean over heads, dimension 7")
 
 
 @pytest.mark.browser
-def test_two_views_of_a_page_follow_each_other(window, saved):
+def test_two_views_of_a_page_keep_their_own_address(window, saved):
     first = opened(window, saved / "both.html")
     second = window.locator("figure#fig-dimensions")
     first.locator("[name=layer]").fill("2")
-    said(second, "layer 2, mean over heads")
-    second.locator("[name=model]").select_option("single")
+    said(first, "layer 2, head 1")
+    assert second.locator("[name=layer]").input_value() == "1"
+    second.locator("[name=layer]").fill("3")
+    said(second, "layer 3, mean over heads")
+    assert first.locator("[name=layer]").input_value() == "2"
+    # Both are found again where the address is copied.
+    copied = window.evaluate("location.href")
+    assert copied.index("fig-explorer&") < copied.index("fig-dimensions&")
+    window.goto("about:blank")
+    window.goto(copied)
+    said(first, "layer 2, head 1")
+    said(second, "layer 3, mean over heads")
+    # A link to one of them leaves the other alone.
+    window.evaluate("location.hash = '#fig-explorer&layer=3'")
+    said(first, "layer 3, head 1")
+    first.locator("[name=model]").select_option("single")
     said(first, "single, layer 1, head 1")
     # What was not measured is not offered.
     assert first.locator("option[value=query]").is_disabled()
@@ -567,14 +601,17 @@ def test_two_views_of_a_page_follow_each_other(window, saved):
     # What has cosines alone is in one of them.
     assert "cosines" not in second.locator("[name=model]").inner_text()
     first.locator("[name=model]").select_option("cosines")
-    said(first, "cosines, layer 1, head 1. Average cosine of the queries")
-    assert first.locator("option:not([hidden])").all_inner_texts() == [ODD, "single", "cosines"] + [
-        f"Average cosine of the {space}" for space in ("queries", "keys", "values")
-    ]
+    queries = planted()["cosines"]["anisotropy"].query("space == 'query'")
+    most = queries.loc[queries["cosine"].idxmax()]
+    said(
+        first, f"cosines, layer {most['layer']}, head {most['head']}. Average cosine of the queries"
+    )
+    offered = first.locator("[name=quantity] option:not([hidden])").all_inner_texts()
+    assert offered == [f"Average cosine of the {space}" for space in ("queries", "keys", "values")]
 
 
 @pytest.mark.browser
-def test_cosines_alone_are_a_heat_map_alone(window, saved):
+def test_cosines_alone_are_a_heat_map_and_a_list(window, saved):
     figure = opened(window, saved / "fig-cosines.html", "fig-cosines", layer=2, head=3, dimension=7)
     number = (
         planted()["cosines"]["anisotropy"]
@@ -587,8 +624,9 @@ def test_cosines_alone_are_a_heat_map_alone(window, saved):
         "quantity",
         "layer",
         "head",
+        "first",
     ]
-    assert figure.locator(".panels > div").count() == 1
+    assert figure.locator(".panels > div").count() == 2
 
 
 @pytest.mark.browser

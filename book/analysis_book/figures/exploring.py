@@ -69,7 +69,9 @@ def explorer(
             ``attention_by_token_type`` and ``score_contributions``.
         name: the id of the figure on its page.
         caption: a sentence below it.
-        start: with what it begins: ``model``, ``quantity``, ``layer``, ``head`` and ``dimension``.
+        start: with what it begins: ``model``, ``quantity``, ``layer``, ``head``, ``first`` (of the
+            list of heads: ``"largest"`` or ``"least"``) and ``dimension``. Unless given, a model
+            begins at the head with the most of its first quantity.
 
     Raises:
         AnalysisError: nothing by head was measured, or it cannot begin so.
@@ -85,6 +87,12 @@ def explorer(
         of_model = _with_values(part)
         shown_of_model = [c for c in quantities if c in of_model]
         limits[model] = {"quantity": shown_of_model} | _limits(part, "head", 1)
+        # It begins at the head with the most of its first quantity, such as its strongest sink.
+        heads = part[part["head"] > 0].set_index(KEY)
+        if shown_of_model and not shown_of_model[0].startswith("score_"):
+            layer, head = heads[shown_of_model[0]].idxmax()
+            limits[model]["layer"].append(int(layer))
+            limits[model]["head"].append(int(head))
     controls = [
         Control("model", "Model", {model: model for model in limits}),
         Control("quantity", "Show", quantities),
@@ -114,6 +122,9 @@ def explorer(
         title = "'Layer ' + layer + ', head ' + head + ': largest Cⱼ'"
         chosen = f"{HERE} && datum.part == 'score'"
         panels.append(_by_dimension(chosen, scores, title, "-datum.most"))
+    order = {"largest": "largest first", "least": "least first"}
+    controls.append(Control("first", "List of heads", order))
+    panels.append(_first_heads(shown))
     caption = caption or "A number of every head by attention layer, and what one head attends to."
     data = _data(rows, QUANTITIES, "datum.head > 0", f"(datum.dimension == dimension || ({HERE}))")
     moves = {0: ["head", "layer"]}
@@ -517,6 +528,26 @@ def _heat_map(chosen: str) -> alt.LayerChart:
     layers = (outlines.encode(x, y, strokeWidth=width), cells.encode(x, y))
     description = "A number of heads by attention layer"
     return _titled(f"{QUANTITIES}[quantity]", {"step": 18}, description, *layers)
+
+
+def _first_heads(chosen: str) -> alt.LayerChart:
+    """The heads with the most of the chosen number, or the least: a list, a row for each."""
+    base = _chart("numbers", f"datum.head > 0 && {chosen}")
+    base = base.transform_calculate(
+        name="'layer ' + datum.layer + ', head ' + datum.head",
+        rank="first == 'largest' ? -datum.number : datum.number",
+    )
+    base = base.transform_window(place="row_number()", sort=[alt.SortField("rank")])
+    base = base.transform_filter(f"datum.place <= {LISTED}")
+    base = base.encode(alt.Y("name:N", title=None, sort=alt.EncodingSortField("place", op="min")))
+    width = alt.condition(HERE, alt.value(2), alt.value(0))
+    bars = base.mark_bar(color=COLOURS[0], stroke=INK, height=12).encode(
+        alt.X("number:Q", title=None, axis=alt.Axis(tickCount=5)),
+        strokeWidth=width,
+        tooltip=["layer:Q", "head:Q", alt.Tooltip("number:Q", format=".3~r")],
+    )
+    title = "(first == 'largest' ? 'Largest: ' : 'Least: ') + 'heads of ' + model"
+    return _titled(title, {"step": 18}, "Heads in the order of a number", bars)
 
 
 def _by_type(

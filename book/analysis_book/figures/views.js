@@ -3,7 +3,16 @@
 // has a function for them, which is first called when a reader asks for more than stands there.
 (() => {
   const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, -1], ArrowDown: [1, 1] };
-  const address = () => new URLSearchParams(location.hash.slice(1));
+  // The address has a part for each view, which begins with its id; what stands before them is for all.
+  const parts = () => {
+    const found = { "": new URLSearchParams() };
+    let id = "";
+    for (const item of location.hash.slice(1).split("&")) {
+      if (item.includes("=")) for (const pair of new URLSearchParams(item)) found[id].set(...pair);
+      else found[(id = item)] ??= new URLSearchParams();
+    }
+    return found;
+  };
 
   const begin = (figure) => {
     figure.classList.add("begun");
@@ -61,15 +70,16 @@
       fit(another);
       // A notebook's address is not ours.
       if (figure.closest(".jp-OutputArea, .output_area")) return show();
-      // Without the figure that a link led to, which would come into view again and again.
-      const kept = new URLSearchParams([...address()].filter(([, value]) => value));
-      for (const [name, value] of Object.entries(chosen())) kept.set(name, value);
-      history.replaceState(null, "", `#${kept}`);
-      dispatchEvent(new HashChangeEvent("hashchange"));
+      const { "": _, [figure.id]: before, ...others } = parts();
+      const kept = Object.entries({ ...others, [figure.id]: new URLSearchParams(chosen()) });
+      const written = kept.filter(([, part]) => part.size).map(([id, part]) => `${id}&${part}`);
+      history.replaceState(null, "", `#${written.join("&")}`);
+      show();
     };
     const restore = () => {
-      const kept = address(), ours = Object.keys(fields).filter((name) => kept.has(name));
-      if (kept.size && !ours.length) return; // Of a section, or of another view.
+      const whole = parts(), kept = whole[figure.id] ?? whole[""];
+      const ours = Object.keys(fields).filter((name) => kept.has(name));
+      if (location.hash && !ours.length) return; // Of a section, or of another view.
       form.reset();
       live ||= !!compute && ours.length > 0;
       for (const name of ours) {
@@ -79,7 +89,7 @@
       }
       fit();
       show();
-      if (kept.has(figure.id)) figure.scrollIntoView();
+      if (Object.keys(whole).at(-1) === figure.id) figure.scrollIntoView();
     };
     // Of what is under the cursor, what the fields choose.
     const pointed = (item) => Object.fromEntries(Object.entries(item?.datum ?? {}).filter(([name]) => number(name)));
@@ -125,7 +135,7 @@
     addEventListener("hashchange", restore);
     fit();
     show();
-    if (address().size) restore();
+    if (location.hash) restore();
   };
 
   // The caption comes last: a figure without one is still being read.
