@@ -6,7 +6,8 @@ import altair as alt
 import pandas as pd
 import torch
 
-from analysis_book.figures.view import COLOURS, INK, Control, View
+from analysis_book.figures.style import COLOURS
+from analysis_book.figures.view import INK, Control, View
 from analysis_book.figures.weights import LONGEST, as_in_page, average_cosines, read
 from analysis_lib.models import LoadedModel
 
