@@ -86,7 +86,9 @@ def rows_of(mask: Tensor, queries: slice) -> Bool[Tensor, "#utterance 1 #query k
     """The rows of some queries; a mask of one row is that of all queries."""
     if isinstance(mask, LongMask):
         return mask.rows(queries)
-    return mask[:, :, queries] if mask.shape[2] > 1 else mask
+    if mask.shape[2] == 1:
+        return mask
+    return mask[:, :, queries]
 
 
 def causal(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "1 1 query key"]:
@@ -109,7 +111,8 @@ def is_earlier(queries: slice, keys: int, device: torch.device) -> Bool[Tensor, 
 def bands(shape: Sequence[int], device: torch.device) -> list[Band]:
     """The bands of rows in which a mask of a shape is read: one, unless it is long."""
     utterances, _, queries, keys = shape
-    size = max(1, _largest(device) // (utterances * keys))
+    row = utterances * keys
+    size = max(1, _largest(device) // row)
     every = []
     for start in range(0, queries, size):
         end = min(start + size, queries)
