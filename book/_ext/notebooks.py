@@ -30,11 +30,8 @@ from sphinx.transforms import SphinxTransform
 from analysis_book.build.parameters import parameters_cell, read_notebook
 from analysis_book.figures import view
 from analysis_book.figures.markup import code, code_block, plain
-from analysis_book.figures.one_sentence import SCRIPTS
 from analysis_book.figures.style import on_dark
 from analysis_book.figures.view import SCRIPT, vega
-from analysis_book.figures.weights import weights_script
-from analysis_lib.models import load_model
 
 # The endings of the files of a figure, by the kind of an output.
 KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
@@ -357,6 +354,11 @@ def _add_scripts(
     folder.mkdir(exist_ok=True)
     scripts = {"vega.min.js": vega(), "views.js": SCRIPT}
     if model := MODEL.search(body):
+        # Torch takes seconds, which all other pages need not wait for.
+        from analysis_book.figures.one_sentence import SCRIPTS
+        from analysis_book.figures.weights import weights_script
+        from analysis_lib import load_model
+
         loaded = load_model(json.loads(model[1]))
         (folder / "bert-weights.js").write_bytes(weights_script(loaded))
         running = {file: (VIEWS / file).read_text(encoding="utf-8") for file in SCRIPTS}
