@@ -105,7 +105,7 @@ def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside():
     drawn = cone((values[None], outputs[None]), 1).assign(
         stage="planted", word=["a", "b", "a", "b"]
     )
-    cells = "def label", "grid = sns.relplot(cone"
+    cells = "def label", 'row="stage"'
     grid = run_cells("classification/direction", *cells, cone=drawn, widest=2.0)["grid"]
     (axes,) = grid.axes.flat
     side = np.sign(drawn["aside"].iloc[0])

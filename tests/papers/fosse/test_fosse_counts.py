@@ -130,7 +130,7 @@ def test_planted_classes_have_directions_of_their_own(words):
         "test_limit": 40,
     }
     cells = (
-        "schedule, trained",
+        "trained = {}",
         "def area_and_cosine",
         "estimates[count].append",
         "found = pd.DataFrame(rows",
@@ -162,9 +162,10 @@ def test_widths_are_trained_and_scored_one_by_one(words):
         "width_seeds": 1,
         "seeds": 0,
         "train_limit": 0,
-        "narrow": EPOCHS,
+        "narrow_rate": 1e-3,
+        **EPOCHS,
     }
-    cells = ("schedule, trained", "accuracies = pd")
+    cells = ("trained = {}", "def narrow", "accuracies = pd")
     found = run_cells("classification/classes", *cells, **names)["accuracies"].set_index("width")
     # Whatever the two points of width 2 are, they stand for two of the four classes at most.
     assert found.loc[2, "accuracy"] <= 0.5
@@ -173,7 +174,9 @@ def test_widths_are_trained_and_scored_one_by_one(words):
 
 def test_the_circle_is_a_circle(words):
     narrow = {**EPOCHS, "narrow_rate": 0.02, "train_limit": 0, "shown_classes": 4}
-    found = run_cells("classification/classes", "plane = ", corpora=words, **narrow)["circle"]
+    found = run_cells("classification/classes", "def narrow", "plane = ", corpora=words, **narrow)[
+        "circle"
+    ]
     assert np.hypot(found["x"], found["y"]).to_numpy() == pytest.approx(
         np.full(48, 3**0.5), abs=1e-4
     )
