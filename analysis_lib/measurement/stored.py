@@ -1,5 +1,6 @@
 """Kept measurements: finished ones, and the sums from which an interrupted one resumes."""
 
+import functools
 import json
 import re
 import time

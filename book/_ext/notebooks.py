@@ -55,6 +55,9 @@ FOUND = """\
 {text}
 :::::
 """
+# Coordinates in an SVG, and what of a number is more than a hundredth of a point.
+COORDINATES = re.compile(rb'\s(?:d|x|y|points)="[^"]*"')
+DIGITS = re.compile(rb"(\.\d\d)\d+")
 # The theme leaves pictures of the class ``dark-light`` as they are.
 SHOWN = '<img class="figure dark-light {theme}" loading="lazy" src="{address}" alt="{alt}">'
 LEAD = """
@@ -146,6 +149,8 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
         files = {ending: data[kind].encode() for kind, ending in KINDS.items() if kind in data}
         if "png" in files:
             files["png"] = base64.b64decode(files["png"])
+        if "svg" in files:
+            files["svg"] = COORDINATES.sub(_shortened, files["svg"])
         about = cell.metadata.get("mystnb", {})
         if moving := MOVING.search(data.get("text/html", "")):
             *_, last = FRAME.finditer(moving["inner"])
@@ -161,6 +166,11 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
             caption = about["figure"]["caption"]
             numbered[name] = Drawn(caption, about["image"]["alt"], cell in leading, files)
     return numbered
+
+
+def _shortened(coordinates: re.Match) -> bytes:
+    """Coordinates of an SVG to a hundredth of a point, which halves the file."""
+    return DIGITS.sub(rb"\1", coordinates[0])
 
 
 @functools.cache
