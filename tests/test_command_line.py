@@ -980,7 +980,7 @@ def test_the_paper_profile_says_offline_what_cannot_be_reached(run, monkeypatch,
     monkeypatch.setattr("analysis_lib.corpora.hub._reachable", lambda: False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert_refused(
-        run("book", "--profile", "paper"), "google-bert/bert-base-uncased", "cannot be reached"
+        run("book", "--profile", "paper"), "is not in the local cache", "cannot be reached"
     )
 
 

@@ -100,14 +100,14 @@ def test_an_interrupted_measurement_goes_on_with_the_same_bytes(
 @pytest.fixture
 def passes(tmp_path, monkeypatch) -> list[object]:
     """The interventions of every pass, with a store that is empty at first."""
-    found, measured = [], measuring._fill
+    found, measured = [], measuring._merged
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path / "store"))
 
     def spy(model, corpus, wanted, settings, *rest):
         found.append(settings.intervention)
         return measured(model, corpus, wanted, settings, *rest)
 
-    monkeypatch.setattr(measuring, "_fill", spy)
+    monkeypatch.setattr(measuring, "_merged", spy)
     return found
 
 

@@ -22,14 +22,14 @@ def corpus() -> Corpus:
 @pytest.fixture
 def passes(tmp_path, monkeypatch) -> list[list[str]]:
     """The metrics of every pass over a corpus, with a store that is empty at first."""
-    found, measured = [], measuring._fill
+    found, measured = [], measuring._merged
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path / "store"))
 
     def spy(model, corpus, wanted, *rest):
         found.append([metric.name for metric in wanted])
         return measured(model, corpus, wanted, *rest)
 
-    monkeypatch.setattr(measuring, "_fill", spy)
+    monkeypatch.setattr(measuring, "_merged", spy)
     return found
 
 
