@@ -36,6 +36,7 @@ from benchmarks.rows import (
     left_on_disk,
     long_texts,
     measured,
+    options_with_rows,
     peak_memory,
     sentences,
     tables_again,
@@ -201,17 +202,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__.split("\n")[0]
     )
-    parser.add_argument(
-        "rows", nargs="*", metavar="ROW", help=f"some of {', '.join(ROWS)} (default: all)"
-    )
     parser.add_argument("--pairs", type=int, default=5, help="pairs of calls (default 5)")
-    options = parser.parse_args()
-    if unknown := [name for name in options.rows if name not in ROWS]:
-        parser.error(f"there is no row {unknown[0]}: give some of {', '.join(ROWS)}")
+    options = options_with_rows(parser, ROWS)
     torch.set_num_threads(1)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
     RESULTS.mkdir(exist_ok=True)
-    for name in options.rows or ROWS:
+    for name in options.rows:
         ours, theirs, wanted, run = ROWS[name]
         found = run(options.pairs)
         found = {

@@ -32,7 +32,7 @@ from torch.nn import functional
 from analysis_lib import AnalysisError, Corpus, LoadedModel, load_model, measure
 from analysis_lib.capture import Batch, OutOfMemory
 from analysis_lib.models.live import live_model
-from benchmarks.rows import Call, bare, full_batches, sentences
+from benchmarks.rows import Call, bare, full_batches, options_with_rows, sentences
 
 RESULTS = Path(__file__).with_name("results")
 MIB = 2**20
@@ -211,14 +211,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__.split("\n")[0]
     )
-    parser.add_argument(
-        "rows", nargs="*", metavar="ROW", help=f"some of {', '.join(ROWS)} (default: all)"
-    )
     parser.add_argument("--turns", type=int, default=3, help="calls of each kind (default 3)")
     parser.add_argument("--tiny", action="store_true", help="small models and few texts")
-    options = parser.parse_args()
-    if unknown := [name for name in options.rows if name not in ROWS]:
-        parser.error(f"there is no row {unknown[0]}: give some of {', '.join(ROWS)}")
+    options = options_with_rows(parser, ROWS)
     if options.turns < 1:
         parser.error(f"--turns is {options.turns}: give 1 or more")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -226,7 +221,7 @@ def main() -> None:
         parser.error("there is no GPU: give --tiny for small models on the processor")
     torch.set_num_threads(1)
     machine = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
-    for name in options.rows or ROWS:
+    for name in options.rows:
         row = compared(name, options.tiny, options.turns, device)
         row["machine"] = f"{machine}, torch {torch.__version__}"
         print(f"{name}: {json.dumps(row)}", flush=True)

@@ -1,12 +1,13 @@
 """What is compared with what. Each benchmark makes two calls that take turns; the first is ours."""
 
+import argparse
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +28,20 @@ Call = Callable[[], object]
 WITHOUT_ATTENTION = (
     "anisotropy,mean_vector,utterance_similarity,qk_alignment,head_means,dimension_means"
 )
+
+
+def options_with_rows(
+    parser: argparse.ArgumentParser, known: Collection[str]
+) -> argparse.Namespace:
+    """The options of a command, with ``rows``, which are some of those known; all by default."""
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help=f"some of {', '.join(known)} (default: all)"
+    )
+    options = parser.parse_args()
+    if unknown := [name for name in options.rows if name not in known]:
+        parser.error(f"there is no row {unknown[0]}: give some of {', '.join(known)}")
+    options.rows = options.rows or [*known]
+    return options
 
 
 def sentences(count: int) -> Corpus:
