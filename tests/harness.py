@@ -232,3 +232,17 @@ def small_shards(monkeypatch) -> int:
     monkeypatch.setattr(stored, "SECONDS_AT_RISK", 0)
     monkeypatch.setattr(interventions, "_latest", {})
     return 8
+
+
+@pytest.fixture
+def measured_shards(monkeypatch) -> list[int]:
+    """The indices of the shards that this process measures."""
+    measured: list[int] = []
+    original = shards.begin
+
+    def recording(shard, *args):
+        measured.append(shard.index)
+        return original(shard, *args)
+
+    monkeypatch.setattr(shards, "begin", recording)
+    return measured

@@ -73,20 +73,6 @@ def merged(folder: Path) -> int:
     return 0
 
 
-@pytest.fixture
-def measured_shards(monkeypatch) -> list[int]:
-    """The indices of the shards that this process measures."""
-    measured: list[int] = []
-    original = shards.begin
-
-    def recording(shard, *args):
-        measured.append(shard.index)
-        return original(shard, *args)
-
-    monkeypatch.setattr(shards, "begin", recording)
-    return measured
-
-
 def assert_same_bytes(
     found: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.DataFrame]
 ) -> None:

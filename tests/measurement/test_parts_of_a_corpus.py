@@ -65,18 +65,10 @@ def model(tiny_folder) -> LoadedModel:
 
 
 @pytest.fixture
-def measured_shards(monkeypatch) -> list[int]:
-    """The indices of the shards that this process measures, two texts each."""
+def measured_shards(measured_shards, monkeypatch) -> list[int]:
+    """The same of shards of two texts each."""
     monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 2)
-    measured: list[int] = []
-    original = shards.begin
-
-    def recording(shard, *args):
-        measured.append(shard.index)
-        return original(shard, *args)
-
-    monkeypatch.setattr(shards, "begin", recording)
-    return measured
+    return measured_shards
 
 
 def csv(tables: dict[str, pd.DataFrame]) -> dict[str, str]:
