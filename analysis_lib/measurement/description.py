@@ -14,6 +14,8 @@ from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import PLURAL, Corpus
 from analysis_lib.measurement.tables import Report
+from analysis_lib.measurement.versions import formulas
+from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.intervals import FEW_UNITS
 from analysis_lib.models import LoadedModel, ModelName
 
@@ -64,11 +66,14 @@ class Subject:
         longest = capture.longest(model) if corpus.kind in ("text", "audio") else ""
         return cls(run, longest, list(model.layout.uncaptured))
 
-    def described(self, report: Report, seconds: float) -> dict[str, object]:
+    def described(
+        self, report: Report, metrics: Iterable[Metric], seconds: float
+    ) -> dict[str, object]:
         """The description of a measurement, as in ``run.json``.
 
         Args:
             report: counts of what was read.
+            metrics: those that were measured.
             seconds: how long it took.
         """
         counts = asdict(report)
@@ -79,6 +84,7 @@ class Subject:
             "report": counts,
             "notes": self._notes(report),
             "seconds": round(seconds, 3),
+            "formulas": formulas(metrics),
         }
 
     def _notes(self, report: Report) -> list[str]:

@@ -33,7 +33,7 @@ from analysis_lib.measurement.stored import (
     write_merging,
 )
 from analysis_lib.measurement.tables import Tables
-from analysis_lib.measurement.versions import formulas, metric_identity
+from analysis_lib.measurement.versions import metric_identity
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.registry import METRICS, resolve
 
@@ -199,8 +199,7 @@ def merge_parts(folder: Path | str, metrics: str | Iterable[str | Metric] = ()) 
     subject = Subject(**first["subject"])
     subject.run["threads"] = threads[0] if len(threads) == 1 else threads
     seconds = sum(about["seconds"] for about in abouts.values())
-    run = subject.described(merging.report, seconds)
-    run["formulas"] = formulas(accumulators)
+    run = subject.described(merging.report, accumulators, seconds)
     say(run["model"], run["notes"])
     tables = Tables(accumulators, merging.report, run)
     run["left_out"] = first["left_out"]
