@@ -13,7 +13,7 @@ from notebooks import Drawn, figures, finding, lead
 from analysis_book.figures import Slider, View, plain
 from analysis_book.figures.view import Control
 
-NUMBER = re.compile(r"-?(?<![\d.])\d*\.?\d+(?![\d.])")
+NUMBER = re.compile(r"\d*\.?\d+")
 PICTURE = {"image/png": base64.b64encode(b"png").decode()}
 
 
