@@ -1,17 +1,24 @@
 """The look of figures: ink for dark pages, one colour for each type of token, bands."""
 
+import ast
 import io
 import re
+from pathlib import Path
 
 import matplotlib.pyplot as plt
+import nbformat
 import pandas as pd
 import pytest
 import seaborn as sns
 from matplotlib.colors import to_rgb
 
 from analysis_book import figures
+from analysis_book.figures import exploring
 from analysis_book.figures.tables import NAMES
 
+BOOK = Path(__file__).resolve().parents[2] / "book"
+# Columns whose values are types of tokens.
+TYPE_COLUMNS = {"key_type", "token_type", "type"}
 # What the theme of the site has on a dark page.
 GROUND = "#14181e"
 
@@ -78,6 +85,43 @@ def test_each_type_of_token_has_a_colour_of_its_own_by_either_name():
         assert colours[kind] == colours[name]
         assert contrast(colours[kind], "white") > 3
         assert contrast(figures.on_dark(colours[kind]), "black") > 3
+
+
+def other_palettes(code: str) -> list[str]:
+    """The calls that draw types of tokens in other colours than those of the book."""
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    others = []
+    for call in calls:
+        words = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        column = words.get("hue", "").strip("'")
+        if column in TYPE_COLUMNS and words.get("palette") != "figures.TYPE_COLOURS":
+            others.append(ast.unparse(call))
+    return others
+
+
+def test_other_palettes_are_seen():
+    assert other_palettes('sns.barplot(table, hue="key_type")')
+    assert other_palettes('sns.barplot(table, hue="type", palette="colorblind")')
+    assert not other_palettes('sns.barplot(table, hue="type", palette=figures.TYPE_COLOURS)')
+    assert not other_palettes('sns.barplot(table, hue="model")')
+
+
+def test_every_notebook_draws_types_of_tokens_in_their_colours():
+    drawn, others = 0, []
+    for path in BOOK.rglob("*.ipynb"):
+        for cell in nbformat.read(path, 4).cells:
+            if cell.cell_type == "code" and not cell.source.startswith("%"):
+                drawn += cell.source.count("palette=figures.TYPE_COLOURS")
+                others += [(path.stem, call) for call in other_palettes(cell.source)]
+    assert not others
+    assert drawn > 10
+
+
+def test_views_draw_types_of_tokens_in_the_colours_of_figures():
+    colours = dict(zip(NAMES, exploring.LOOKS[0], strict=True))
+    # The ink of the page in place of black.
+    assert colours.pop("all") == "currentColor"
+    assert colours == {kind: figures.TYPE_COLOURS[kind] for kind in colours}
 
 
 @pytest.mark.parametrize("palette", [None, {"b": "#ff0000", "a": "#00ff00"}])
