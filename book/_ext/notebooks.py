@@ -30,7 +30,7 @@ from sphinx.transforms import SphinxTransform
 from analysis_book.build.parameters import parameters_cell, read_notebook
 from analysis_book.figures import view
 from analysis_book.figures.markup import code, code_block, plain
-from analysis_book.figures.style import on_dark
+from analysis_book.figures.style import themed
 from analysis_book.figures.view import SCRIPT, vega
 
 # The endings of the files of a figure, by the kind of an output.
@@ -45,7 +45,7 @@ CAPTION = re.compile(r"<figcaption[^>]*>(?P<caption>.*?)</figcaption>", re.DOTAL
 MODEL = re.compile(r'"runs": ("[^"]+")')
 VIEWS = Path(view.__file__).parent
 FRAME = re.compile(
-    r'<img src="data:image/(?P<ending>png|svg)[^,]*;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"'
+    r'<img src="data:image/svg[^,]*;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"[^>]*>'
 )
 FIGURES = Path("_static", "figures")
 FOUND = """\
@@ -150,22 +150,25 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
         if "png" in files:
             files["png"] = base64.b64decode(files["png"])
         if "svg" in files:
-            files["svg"] = COORDINATES.sub(_shortened, files["svg"])
+            files["svg"] = _as_file(files["svg"])
         about = cell.metadata.get("mystnb", {})
         if moving := MOVING.search(data.get("text/html", "")):
             *_, last = FRAME.finditer(moving["inner"])
             # A caption in HTML is no markdown, which those of other figures are.
             caption = plain(html.unescape(CAPTION.search(moving["inner"])["caption"]))
             alt = html.unescape(last["alt"])
-            if last["ending"] == "png":
-                files["png"] = base64.b64decode(last["picture"])
-            else:
-                files["png"] = _png(data["image/svg+xml"])
+            if "png" not in files:
+                files["png"] = _png(base64.b64decode(last["picture"]).decode())
             numbered[moving["name"]] = Drawn(caption, alt, cell in leading, files)
         elif (name := about.get("figure", {}).get("name")) and files:
             caption = about["figure"]["caption"]
             numbered[name] = Drawn(caption, about["image"]["alt"], cell in leading, files)
     return numbered
+
+
+def _as_file(svg: bytes) -> bytes:
+    """A picture as a file of the site: short, and with a rendering for dark pages."""
+    return themed(COORDINATES.sub(_shortened, svg).decode()).encode()
 
 
 def _shortened(coordinates: re.Match) -> bytes:
@@ -181,17 +184,18 @@ def _png(svg: str) -> bytes:
 def shown(environment: BuildEnvironment, name: str, figure: Drawn, alt: str) -> str:
     """The HTML of a figure: the picture for light pages, and where there is one that for dark ones.
 
-    A browser asks only for the one that it shows.
+    Both are in one file.
     """
     if "svg" not in figure.files:
         address = keep(environment, FIGURES / f"{name}.png", figure.files["png"])
         return SHOWN.format(theme="", address=address, alt=html.escape(alt))
-    light = figure.files["svg"]
+    return _in_both_themes(keep(environment, FIGURES / f"{name}.svg", figure.files["svg"]), alt)
+
+
+def _in_both_themes(address: str, alt: str) -> str:
     pictures = []
-    for theme, svg in (("on-light", light), ("on-dark", on_dark(light.decode()).encode())):
-        file = f"{name}.svg" if theme == "on-light" else f"{name}-dark.svg"
-        address = keep(environment, FIGURES / file, svg)
-        pictures.append(SHOWN.format(theme=theme, address=address, alt=html.escape(alt)))
+    for theme, part in (("on-light", ""), ("on-dark", "#dark")):
+        pictures.append(SHOWN.format(theme=theme, address=address + part, alt=html.escape(alt)))
     return "".join(pictures)
 
 
@@ -250,12 +254,15 @@ def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def _keep_shown(data: dict) -> None:
-    """Take from an output what its page does not show: all but a figure's SVG, or a view's HTML."""
-    data.pop("text/csv", None)
+    """Take from an output what its page does not show: all but a figure's SVG, or the HTML of what
+    moves.
+    """
+    unseen = {"text/csv"}
     if "image/svg+xml" in data:
-        other = "text/html" if "image/png" in data else "image/svg+xml"
-        data.pop(other, None)
-        data.pop("image/png", None)
+        moves = MOVING.search(data.get("text/html", ""))
+        unseen |= {"image/png", "image/svg+xml" if moves else "text/html"}
+    for kind in unseen & data.keys():
+        del data[kind]
 
 
 def show_parameters(notebook: NotebookNode) -> None:
@@ -324,7 +331,8 @@ class Moving(SphinxTransform):
             caption = html.unescape(CAPTION.search(moving["inner"])["caption"])
             inner = CAPTION.sub("", moving["inner"])
             inner = TABLE.sub(partial(_once, tables), inner)
-            inner = FRAME.sub(partial(self._filed, name, itertools.count()), inner)
+            filed = self._frame if moving["kind"] == "slider" else self._still
+            inner = FRAME.sub(partial(filed, name, itertools.count()), inner)
             figure = nodes.figure("", ids=[name], names=[name], classes=[moving["kind"]])
             figure += nodes.raw("", inner, format="html")
             figure += nodes.caption("", caption)
@@ -332,14 +340,18 @@ class Moving(SphinxTransform):
             node.replace_self(figure)
 
     def _filed(self, name: str, numbers: Iterator[int], frame: re.Match) -> str:
-        """The frame in a file, which a browser asks for when it is to be shown.
+        """The address of the file of a frame, which a browser asks for when it is to be shown."""
+        file = Path("_static", "frames", f"{name}-{next(numbers)}.svg")
+        return keep(self.env, file, _as_file(base64.b64decode(frame["picture"])))
 
-        That of a view is for paper, too.
-        """
-        file = Path("_static", "frames", f"{name}-{next(numbers)}.{frame['ending']}")
-        address = keep(self.env, file, base64.b64decode(frame["picture"]))
-        when = "lazy" if frame["ending"] == "png" else "eager"
-        return f'<img loading="{when}" src="{address}" alt="{frame["alt"]}"'
+    def _frame(self, name: str, numbers: Iterator[int], frame: re.Match) -> str:
+        """A frame of a slider."""
+        return _in_both_themes(self._filed(name, numbers, frame), html.unescape(frame["alt"]))
+
+    def _still(self, name: str, numbers: Iterator[int], frame: re.Match) -> str:
+        """The picture of a view, which is for paper, too."""
+        address = self._filed(name, numbers, frame)
+        return f'<img loading="eager" src="{address}" alt="{frame["alt"]}">'
 
 
 def _once(known: set[str], table: re.Match) -> str:

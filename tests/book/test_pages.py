@@ -1,6 +1,7 @@
 """The built site in a real browser, from the file system and without a network."""
 
 import html
+import io
 import os
 import random
 import re
@@ -13,10 +14,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import MEASURED, ROOT
+from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 from pypdfium2 import PdfDocument, PdfPage
 from pypdfium2.raw import FPDF_PAGEOBJ_FORM, FPDF_PAGEOBJ_IMAGE
@@ -271,18 +274,32 @@ def test_a_lead_figure_stands_once_on_its_page_and_can_be_read(smoke_site, page,
     assert not small
 
 
+def lights(figure: Locator) -> np.ndarray:
+    """How bright the pixels of a picture are, from 0 to 255."""
+    picture = Image.open(io.BytesIO(figure.screenshot()))
+    return np.asarray(picture.convert("L"))
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_figure_has_the_ink_of_its_theme(smoke_site, page, theme):
+    """Also a frame of a slider; the ground is that of the page."""
     page.emulate_media(color_scheme=theme)
-    path = smoke_site / "training" / "sharpness.html"
     page.add_init_script("localStorage.setItem('mode', 'auto')")
-    visit(page, path)
+    visit(page, smoke_site / "training" / "queries-and-keys.html")
     shown = "(all) => all.filter((image) => image.checkVisibility()).map((image) => image.src)"
     pictures = page.locator("article img.figure").evaluate_all(shown)
     assert len(pictures) > 3
-    assert {picture.endswith("-dark.svg") for picture in pictures} == {theme == "dark"}
+    assert {picture.endswith(".svg#dark") for picture in pictures} == {theme == "dark"}
     filters = "(all) => [...new Set(all.map((image) => getComputedStyle(image).filter))]"
     assert page.locator("article img.figure").evaluate_all(filters) == ["none"]
+    for where in ("figure.leading", "figure.slider"):
+        found = lights(page.locator(f"{where} img.figure").locator("visible=true").first)
+        if theme == "dark":
+            assert np.median(found) < 40
+            assert found.max() > 200
+        else:
+            assert np.median(found) > 240
+            assert found.min() < 60
 
 
 def test_what_was_found_stands_at_the_top_of_every_notebook(smoke_site):
@@ -335,7 +352,7 @@ def test_every_slider_follows_keys_and_the_mouse(smoke_site, page):
         visit(page, path)
         for figure in page.locator("figure.slider").all():
             sliders += 1
-            field, frames = figure.locator("input"), figure.locator("img")
+            field, frames = figure.locator("input"), figure.locator(".frame")
             labels = [frame.get_attribute("data-label") for frame in frames.all()]
             assert figure.locator("output").inner_text() == labels[-1]
             assert move(page, figure, "Home") == labels[0]

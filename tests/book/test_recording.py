@@ -1,5 +1,6 @@
 """Figures carry what they are drawn from, and the files that readers take along are these."""
 
+import base64
 import io
 from xml.etree import ElementTree
 
@@ -68,10 +69,11 @@ def test_a_slider_has_the_tables_of_its_frames():
     assert found[list(TABLE)].to_numpy().tolist() == 2 * TABLE.to_numpy().tolist()
 
 
-def test_a_slider_has_the_picture_that_it_begins_with_as_svg():
+def test_a_slider_has_the_picture_that_it_begins_with_as_svg_and_png():
     frames = {"1": Figure(), "2": Figure()}
     frames["2"].text(0, 0, "the last")
     shown = of_frames(figures.Slider(frames, "step", "slider-a", "A.", "text"))
-    assert [*shown] == ["image/svg+xml"]
+    assert [*shown] == ["image/svg+xml", "image/png"]
+    assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
     assert "the last" in shown["image/svg+xml"]
     assert ElementTree.fromstring(shown["image/svg+xml"]).tag == "{http://www.w3.org/2000/svg}svg"

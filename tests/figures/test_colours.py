@@ -13,7 +13,7 @@ import seaborn as sns
 from matplotlib.colors import to_rgb
 
 from analysis_book import figures
-from analysis_book.figures import exploring
+from analysis_book.figures import exploring, style
 from analysis_book.figures.tables import NAMES
 
 BOOK = Path(__file__).resolve().parents[2] / "book"
@@ -51,31 +51,49 @@ def svg(figure: plt.Figure) -> str:
     return file.getvalue()
 
 
+def dark_inks(picture: str) -> dict[tuple[str, str], str]:
+    """What stands for a fill or a stroke on a dark page, by the rules of a picture."""
+    rule = r'#dark:target \[style\*="(\w+): (#\w+)"\] \{ (\w+): (#\w+) !important \}'
+    rules = re.findall(rule, picture)
+    assert all(inked == changed for inked, _, changed, _ in rules)
+    return {(inked, ink): light for inked, ink, _, light in rules}
+
+
 def test_on_a_dark_page_ink_is_light_and_colours_stay():
     table = pd.DataFrame({"x": [0, 1, 0, 1], "y": [0, 1, 1, 0], "kind": list("aabb")})
     axes = sns.lineplot(table, x="x", y="y", hue="kind", style="kind", markers=True)
     axes.axhline(0.5, color="black", linestyle=":")
-    light = svg(axes.figure)
-    dark = figures.on_dark(light)
-    data = "#0173b2", "#de8f05"
-    assert all(light.count(colour) == dark.count(colour) > 0 for colour in data)
-    assert all(contrast(colour, GROUND) > 3 for colour in data)
-    inks = re.findall(r"<text[^>]*fill: (#\w+)", dark)
-    assert len(inks) > 4
-    assert min(contrast(ink, GROUND) for ink in inks) > 7
+    picture = figures.themed(svg(axes.figure))
+    inks = dark_inks(picture)
+    for colour in ("#0173b2", "#de8f05"):
+        assert colour in picture
+        assert not {("fill", colour), ("stroke", colour)} & inks.keys()
+        assert contrast(colour, GROUND) > 3
+    letters = re.findall(r"<text[^>]*fill: (#\w+)", picture)
+    assert len(letters) > 4
+    assert min(contrast(inks["fill", ink], GROUND) for ink in letters) > 7
     # What has no colour is black where the root has none.
-    assert contrast(re.search(r'<svg fill="(#\w+)"', dark)[1], GROUND) > 7
-    assert "#000000" in light
-    assert "#000000" not in dark
-    # The edge of a marker parts it from its line, as the ground does.
-    assert f"stroke: {GROUND}" in dark
+    assert contrast(re.search(r"#dark:target \{ fill: (#\w+)", picture)[1], GROUND) > 7
+    assert "stroke: #000000" in picture
+    assert contrast(inks["stroke", "#000000"], GROUND) > 7
+    # The edge of a marker parts it from its line, as the ground does; where it is drawn has it.
+    assert inks["stroke", "#ffffff"] == GROUND
+    assert re.search(r"<use [^>]*stroke: #ffffff", picture)
+    assert not re.search(r'<path id="[^>]*stroke: #', picture)
 
 
-def test_a_heat_map_is_as_it_was_on_a_dark_page():
-    axes = sns.heatmap(pd.DataFrame([[0.0, 0.5], [0.7, 1.0]]), cmap="cividis")
-    light = svg(axes.figure)
-    cells = re.compile(r'<g id="QuadMesh_1">.*?</g>', re.DOTALL)
-    assert cells.search(light)[0] == cells.search(figures.on_dark(light))[0]
+def test_a_heat_map_and_its_numbers_are_as_they_were_on_a_dark_page():
+    table = pd.DataFrame([[0.0, 0.5], [0.7, 1.0]])
+    axes = sns.heatmap(table, cmap="cividis", annot=True, cbar=False)
+    picture = figures.themed(svg(axes.figure))
+    inks = dark_inks(picture)
+    cells = re.search(r'<g id="QuadMesh_1">.*?</g>', picture, re.DOTALL)[0]
+    numbers = re.findall(r"<text[^>]*fill: (#\w+)[^>]*>(\d\.?\d*)</text>", picture)
+    inside = [ink for ink, number in numbers if number in ("0.5", "0.7")]
+    assert len(inside) == 2
+    for kind, ink in inks:
+        assert f"{kind}: {ink}" not in cells
+    assert not any(("fill", ink) in inks for ink in inside)
 
 
 def test_each_type_of_token_has_a_colour_of_its_own_by_either_name():
@@ -84,7 +102,8 @@ def test_each_type_of_token_has_a_colour_of_its_own_by_either_name():
     for kind, name in NAMES.items():
         assert colours[kind] == colours[name]
         assert contrast(colours[kind], "white") > 3
-        assert contrast(figures.on_dark(colours[kind]), "black") > 3
+        dark = style.DARK_INKS.get(f"stroke: {colours[kind]}", colours[kind])
+        assert contrast(dark, "black") > 3
 
 
 def other_palettes(code: str) -> list[str]:

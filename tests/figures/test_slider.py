@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-import struct
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from analysis_book import figures
+from analysis_book.figures.slider import png
 from analysis_lib.errors import AnalysisError
 
 HIDDEN = "display: none"
@@ -28,7 +28,7 @@ def slider(name: str = "slider-first") -> figures.Slider:
 
 
 def images(html: str) -> list[str]:
-    return re.findall(r"<img[^>]*>", html)
+    return re.findall(r'<div class="frame"[^>]*><img[^>]*>', html)
 
 
 def test_it_holds_every_frame_and_shows_the_last():
@@ -36,8 +36,8 @@ def test_it_holds_every_frame_and_shows_the_last():
     found = images(html)
     assert [HIDDEN in image for image in found] == [True, True, False]
     for image in found:
-        png = base64.b64decode(re.search(r"base64,([^\"]+)", image)[1])
-        assert struct.unpack(">2I", png[16:24]) == (100, 50)
+        svg = base64.b64decode(re.search(r"base64,([^\"]+)", image)[1]).decode()
+        assert 'width="144pt" height="72pt"' in svg
     assert len({re.search(r"base64,([^\"]+)", image)[1] for image in found}) == 3
     assert 'alt="A line that norm of the bias: &lt;20&gt;"' in found[2]
     assert "http" not in html
@@ -52,11 +52,11 @@ def test_frames_of_no_size_or_of_two_are_refused(frames, said):
         figures.Slider(frames, "N", "slider-x", "", "")
 
 
-def test_a_frame_is_what_its_figure_draws_in_a_few_colours():
+def test_a_figure_as_png_is_what_it_draws_in_a_few_colours():
     figure, buffer = frame(1), io.BytesIO()
     figure.savefig(buffer, format="png")
     drawn = np.asarray(Image.open(buffer).convert("RGB"), dtype=int)
-    shown = base64.b64decode(re.findall(r"base64,([^\"]+)", slider()._repr_html_())[1])
+    shown = base64.b64decode(png(figure))
     assert (
         np.abs(np.asarray(Image.open(io.BytesIO(shown)).convert("RGB"), dtype=int) - drawn).max()
         < 16
@@ -85,7 +85,9 @@ def opened(page, tmp_path):
 
 
 def shown(page, name: str = "slider-first") -> list[int]:
-    return [i for i, image in enumerate(page.locator(f"#{name} img").all()) if image.is_visible()]
+    return [
+        i for i, image in enumerate(page.locator(f"#{name} .frame").all()) if image.is_visible()
+    ]
 
 
 @pytest.mark.browser

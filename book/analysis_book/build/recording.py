@@ -1,7 +1,6 @@
 """IPython's extension of a build: figures bring their data as CSV, cells the library's notes."""
 
 import functools
-import io
 import logging
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
 from analysis_book import figures
-from analysis_book.figures.slider import png
+from analysis_book.figures.slider import png, svg
 from analysis_lib.progress import Once
 
 
@@ -53,7 +52,7 @@ def of_figure(figure: Figure, **_: object) -> dict[str, str]:
 
 
 def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
-    """The frame that a slider begins with as SVG, and the tables of all as CSV.
+    """The frame that a slider begins with as SVG and PNG, and the tables of all as CSV.
 
     The first column of the CSV is the frame.
     """
@@ -64,9 +63,8 @@ def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
             tables[key] = table
     whole = pd.concat(tables, names=["frame"]).reset_index(0) if tables else None
     *_, initial = slider.frames.values()
-    picture = io.StringIO()
-    initial.savefig(picture, format="svg", metadata={"Date": None})
-    return {"image/svg+xml": picture.getvalue()} | _as_csv(whole)
+    pictures = {"image/svg+xml": svg(initial), "image/png": png(initial)}
+    return pictures | _as_csv(whole)
 
 
 def _as_csv(table: pd.DataFrame | None) -> dict[str, str]:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
         heat,
         legend_below,
         log_axis,
-        on_dark,
         step_axis,
         theme,
+        themed,
         whole_numbers,
     )
     from analysis_book.figures.tables import Table

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -15,7 +16,7 @@ from analysis_lib.errors import AnalysisError
 # Handlers stand in the elements and find their own figure: a page may have any number of sliders,
 # and no global name.
 _SHOW = """
-const figure = this.closest('figure'), frames = figure.querySelectorAll('img');
+const figure = this.closest('figure'), frames = figure.querySelectorAll('.frame');
 frames.forEach((frame, i) => frame.style.display = i == this.value ? '' : 'none');
 const label = frames[this.value].dataset.label;
 figure.querySelector('output').textContent = label;
@@ -27,9 +28,11 @@ const step = () => { range.value = (+range.value + 1) % (+range.max + 1); range.
 figure.playing = figure.playing ? clearInterval(figure.playing) : setInterval(step, 800);
 this.textContent = figure.playing ? 'Pause' : 'Play';
 """  # noqa: E501
-# Of a frame.
+# Of a figure as PNG.
 COLOURS = 256
-_IMAGE = "width: 100%; height: auto; background: white"
+# The book takes the ground away, where frames have a rendering for dark pages.
+_FRAME = "background: white"
+_IMAGE = "width: 100%; height: auto"
 _CONTROLS = "display: flex; gap: 0.6em; align-items: center; margin: 0.4em 0"
 
 
@@ -88,10 +91,12 @@ class Slider:
         # Not cut to what is drawn, as single figures are: frames of one size do not jump.
         images = []
         for i, (words, figure) in enumerate(zip(spoken, self.frames.values(), strict=True)):
-            style = _IMAGE if i == last else f"{_IMAGE}; display: none"
+            style = _FRAME if i == last else f"{_FRAME}; display: none"
+            picture = base64.b64encode(svg(figure).encode()).decode()
             images.append(
-                f'<img src="data:image/png;base64,{png(figure)}" '
-                f'alt="{escape(self.alt)} {words}" data-label="{words}" style="{style}">'
+                f'<div class="frame" data-label="{words}" style="{style}">'
+                f'<img src="data:image/svg+xml;base64,{picture}" '
+                f'alt="{escape(self.alt)} {words}" style="{_IMAGE}"></div>'
             )
         lines = "\n".join(images)
         return f"""<figure id="{escape(self.name)}" class="slider">
@@ -105,6 +110,14 @@ class Slider:
 <noscript><style>.slider-controls {{ display: none !important }}</style></noscript>
 <figcaption style="color: inherit">{escape(self.caption)}</figcaption>
 </figure>"""  # noqa: E501
+
+
+def svg(figure: Figure) -> str:
+    """A figure as SVG, the same whenever it is written."""
+    picture = io.StringIO()
+    with rc_context({"svg.hashsalt": "analysis_lib", "svg.fonttype": "none"}):
+        figure.savefig(picture, format="svg", metadata={"Date": None})
+    return picture.getvalue()
 
 
 def png(figure: Figure, **options: object) -> str:

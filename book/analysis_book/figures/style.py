@@ -1,6 +1,7 @@
 """The look of every figure, the band of an interval, and the axis of the steps of a run."""
 
 import atexit
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -29,15 +30,19 @@ COLOURS = ("#0173b2", "#d55e00", "#b56bab", "#029e73", "#8c8c8c")
 # its name in tables, such as ``cls``, and by that which a reader sees, such as ``[CLS]``.
 TYPE_COLOURS = dict(zip(NAMES, (*COLOURS, "#000000"), strict=True))
 TYPE_COLOURS |= {NAMES[kind]: colour for kind, colour in TYPE_COLOURS.items()}
-# What stands for the ink of a figure where the page is dark. The edge of a marker is the ground.
+# The ink of a figure, and what stands for it on a dark page. The edge of a marker is the ground.
+# Seaborn writes on bright cells of a heat map in #262626, which stays.
 DARK_INKS = {
-    "stroke: #ffffff": "stroke: #14181e",
-    "currentColor": "#e3e3e3",
-    "#000000": "#ffffff",
-    "#262626": "#e3e3e3",
-    "#4c4c4c": "#b3b3b3",
-    "#cccccc": "#4b535f",
+    "fill: #000000": "#ffffff",
+    "stroke: #000000": "#ffffff",
+    "fill: #252525": "#e3e3e3",
+    "stroke: #252525": "#e3e3e3",
+    "stroke: #4c4c4c": "#b3b3b3",
+    "stroke: #cccccc": "#4b535f",
+    "stroke: #ffffff": "#14181e",
 }
+# What matplotlib writes at the shape of a marker and again wherever it is drawn.
+EDGE = re.compile(r'(<path id="[^"]*" [^>]*style=")stroke: #\w+; ')
 RC = rc_params_from_file(Path(__file__).with_name("theme.mplstyle"), use_default_template=False)
 
 
@@ -63,16 +68,20 @@ def _save_open_figures() -> None:
         plt.figure(number).savefig(f"figure-{number}.png", bbox_inches="tight")
 
 
-def on_dark(svg: str) -> str:
-    """A figure as matplotlib or Vega writes it, for a dark page: light ink, the same colours.
+def themed(svg: str) -> str:
+    """A figure as matplotlib or Vega writes it, with a rendering for dark pages in the same file.
 
-    Heat maps are as they were, but for the numbers around them.
+    ``figure.svg#dark`` has light ink and the same colours; ``figure.svg`` is as it was. Heat maps
+    are the same in both, but for the numbers around them.
     """
-    # What is black has no colour in the file.
-    svg = svg.replace("<svg ", '<svg fill="#ffffff" ', 1)
+    # What is black has no colour in the file; Vega's ink is that of the page.
+    rules = ["#dark:target { fill: #ffffff; color: #e3e3e3 }"]
     for ink, light in DARK_INKS.items():
-        svg = svg.replace(ink, light)
-    return svg
+        attribute = ink.partition(":")[0]
+        rules.append(f'#dark:target [style*="{ink}"] {{ {attribute}: {light} !important }}')
+    style = f"<style>{' '.join(rules)}</style>"
+    svg = EDGE.sub(r"\1", svg)
+    return re.sub(r"<svg ([^>]*)>", rf'<svg id="dark" \1>{style}', svg, count=1)
 
 
 def band(
