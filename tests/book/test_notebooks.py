@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import nbformat
-import pandas as pd
 import papermill
 import pytest
 from copying import scripts
@@ -18,12 +17,6 @@ from planted_notebooks import faults, is_shown_by_jupyter_alone
 from sphinx_external_toc.parsing import parse_toc_yaml
 
 from analysis_book.build.parameters import TYPES, notebook_parameters
-from analysis_lib import load_corpus, load_model
-from analysis_lib.capture import Settings
-from analysis_lib.capture.source import as_source
-from analysis_lib.measurement.shards import make_shards, measure_shard
-from analysis_lib.metrics import resolve
-from analysis_lib.models import TOKEN_TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -293,21 +286,3 @@ def test_runs_with_jupyter_execute_in_any_folder(tmp_path):
         for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells
         if cell.cell_type == "code"
     )
-
-
-@pytest.mark.parametrize(("name", "kinds"), [("minilm", 4), ("smollm2-135m", 3)])
-def test_the_formula_for_what_is_merged_is_that_of_the_sums(name, kinds):
-    """What it leaves out are counts."""
-    (cell,) = (cell for cell in code_cells(read("scale")) if "def numbers" in cell.source)
-    defined = {"pd": pd, "TOKEN_TYPES": TOKEN_TYPES}
-    exec(cell.source, defined)
-    model = load_model(name)
-    shard, *_ = make_shards(
-        as_source(model), load_corpus("news", limit=2), resolve("all"), Settings()
-    )
-    sums, report = measure_shard(shard, as_source(model))
-    held = sum(found.values[0].nbytes for by_key in sums.values() for found in by_key.values())
-    predicted = (
-        8 * defined["numbers"](pd.DataFrame(report.layers).fillna(0), kinds).to_numpy().sum()
-    )
-    assert 0 < held - predicted < 0.02 * held
