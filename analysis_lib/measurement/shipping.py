@@ -46,8 +46,8 @@ def code_warning(titles: Iterable[str]) -> str:
     if not (unique_titles := [*dict.fromkeys(titles)]):
         return ""
     return (
-        f"The numbers of {', '.join(unique_titles)} are shown as an earlier version of the code "
-        "gave them; data/README.md says how to record them anew."
+        f"The tables of {', '.join(unique_titles)} were recorded by another version of the code: "
+        "`make record` renews them."
     )
 
 

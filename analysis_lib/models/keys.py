@@ -1,7 +1,7 @@
 """The making of keys in an attention module, proven by making them from a projection's output.
 
-A projection counts as that of the keys if its output, split into heads, normalised and rotated as
-the model does it, *is* the key that attention receives.
+The key projection is the one whose output, split into heads, normalised and rotated as the model
+does, *is* the key that attention receives.
 """
 
 import inspect

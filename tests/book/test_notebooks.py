@@ -219,6 +219,7 @@ def test_a_finding_is_short(name, smoke_site):
     said = finding(nbformat.read(ROOT / "_build" / "executed" / "smoke" / f"{name}.ipynb", 4))
     assert bool(said) == bool(tagged(read(name), "found"))
     assert len(said.split()) <= 45, said
+    assert not said or re.search(r" Over [\d,]+ \w+[\w, ]*\.$", said), said
     assert not re.search(r"\[[-−\d.]+, [-−\d.]+\]|\bnan\b|<", said), said
 
 

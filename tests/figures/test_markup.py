@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from mdit_py_plugins.substitution import substitution_plugin
 
-from analysis_book.figures import Markdown
+from analysis_book.figures import Finding, Markdown, enumeration
 from analysis_book.figures.markup import address, code, code_block, entities, plain
 
 # All that markdown, MyST and HTML give a meaning, with a few letters between.
@@ -105,3 +105,15 @@ def test_a_name_cannot_be_a_scheme():
     assert urljoin("file:///reports/index.html", address("javascript:alert(1)")).startswith(
         "file:///reports/java"
     )
+
+
+def test_a_finding_says_over_how_many_units_it_is():
+    assert Finding("So. ", texts=1500)._repr_markdown_() == "So. Over 1,500 texts."
+    shown = Finding("So.", trainings=1, test_texts=300, images=2)
+    assert repr(shown) == "So. Over 1 training, 300 test texts and 2 images."
+
+
+def test_names_are_listed_as_in_a_sentence():
+    assert enumeration(["a"]) == "a"
+    assert enumeration(["a", "b"]) == "a and b"
+    assert enumeration("abc") == "a, b and c"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from analysis_book.figures.verdicts import OUTCOMES, SCOPES, Verdicts
     from analysis_book.figures.view import View
     from analysis_book.figures.weights import moved_by_rounding
-    from analysis_book.figures.words import Markdown
+    from analysis_book.figures.words import Finding, Markdown, enumeration
 
 require_extra("book", "IPython", "altair", "matplotlib", "seaborn", "vl_convert")
 

@@ -38,7 +38,7 @@ class Table:
         frame: pd.DataFrame,
         name: str,
         caption: str,
-        digits: int = 3,
+        digits: int = 2,
         metadata: dict | None = None,
         markup: Collection[str] = (),
     ):

@@ -161,7 +161,7 @@ def _row(name: str, row: dict, address: str) -> str:
         p = "&lt; 0.0001"
     elif not np.isnan(row["p"]):
         p = f"{row['p']:.4f}"
-    # A part of a corpus stands behind a colon.
+    # Print `corpus:split` as `corpus, split`.
     sample = re.sub(r"(\w):(?=\w)", r"\1, ", row["sample"])
     cells = (on, verdict, number(row), escape(sample), p)
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

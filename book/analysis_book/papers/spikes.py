@@ -341,7 +341,7 @@ def costs(spike: Estimate, silent: Estimate) -> str:
     """
     if np.isnan(spike.value):
         return ""
-    reason = ": its value is silent no longer" if silent.value < spike.value / 2 else ""
+    reason = ", because its value now adds noise" if silent.value < spike.value / 2 else ""
     return f", but prediction costs **{spike.value:.1f} nats** more{reason}"
 
 

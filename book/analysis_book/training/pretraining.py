@@ -248,8 +248,7 @@ def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
             if finished(table):
                 said = "note: %s is missing or damaged: seed %s is trained again"
                 logging.getLogger(__name__).warning(said, gone[0], seed)
-            # The seal last, so that whoever kills this process does not make what is left look
-            # whole.
+            # Delete the seal last: an interrupted clean-up must not look complete.
             for path in gone:
                 path.unlink(missing_ok=True)
                 # The whole checkpoint is kept anew.

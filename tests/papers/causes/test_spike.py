@@ -132,4 +132,4 @@ def test_what_a_page_says_of_a_model_that_predicts_nothing():
     nothing, cost = Estimate(math.nan), Estimate(2.04, 1.0, 3.0)
     assert spikes.costs(nothing, nothing) == ""
     assert spikes.costs(cost, Estimate(2.0)) == ", but prediction costs **2.0 nats** more"
-    assert spikes.costs(cost, Estimate(0.5)).endswith("more: its value is silent no longer")
+    assert spikes.costs(cost, Estimate(0.5)).endswith("more, because its value now adds noise")

@@ -100,7 +100,12 @@ def test_a_cone_is_made_by_training_where_less_than_half_of_it_is_there_before()
         **{("flat", i): measured(0.1, name="flat") for i in range(5)},
     }
     shown = []
-    names = {"cosine": curves(Comparison(runs)), "display": shown.append, "Markdown": str}
+    names = {
+        "cosine": curves(Comparison(runs)),
+        "display": shown.append,
+        "Finding": lambda text, **_: text,
+    }
+    names["limit"] = 40
     found = run_cells("anisotropy/text", "peaks = ", "text += ", **names)["peaks"].set_index(
         "model"
     )
@@ -109,8 +114,8 @@ def test_a_cone_is_made_by_training_where_less_than_half_of_it_is_there_before()
         [1, 0.6, 0.22]
     )
     assert shown[-1] == (
-        "Tokens reach a mean cosine of **0.60** in made. Training makes the cone of made. "
-        "The cone of born needs no training."
+        "Tokens reach a mean cosine of **0.60** in made. made acquired a cone in training. "
+        "born started with one."
     )
 
 
