@@ -64,6 +64,13 @@ DEFAULTS = {"variant": "BERT's initialisation", "layers": 1, "entropy_weight": 0
 # The states that are measured, by their folders; kept is that of the best accuracy on the
 # validation split.
 STAGES = {"untrained": text_classifiers.INITIAL, "kept": "", "last": text_classifiers.LAST}
+# What a penalty on entropy changes, as readers know it.
+WEIGHED = {
+    "entropy": "entropy of attention",
+    "key": "similarity of keys",
+    "value": "similarity of values",
+    "key_norm": "norm of a key",
+}
 COLUMNS = ["dataset", *DEFAULTS, "stage", "quantity", "layer", "value"]
 FILES = _TABLE, _RECORD = "trials.csv", "results.json"
 # Raised where the splits, the settings of a trial or the rows made of it change.
@@ -371,6 +378,31 @@ def recorded() -> pd.DataFrame:
             "no trials of the paper come with the book: data/README.md says how they are made"
         )
     return grouped(frames, "dataset")
+
+
+def similarities(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of :func:`trials`, or of the paper's Table 3, on how alike keys and values are.
+
+    Those after the last epoch are left out.
+    """
+    rows = rows[rows["quantity"].isin(["key", "value"]) & (rows["stage"] != "last")]
+    return rows.astype({"layer": int}).replace({"key": "keys", "value": "values"})
+
+
+def weighed(rows: pd.DataFrame, unit: float) -> pd.DataFrame:
+    """The rows of :func:`trials`, or of the paper's Table 4, on what a penalty on entropy changes.
+
+    Args:
+        rows: of one epoch.
+        unit: the weight of the mean entropy that is a λ of 1.
+
+    Returns:
+        The rows by quantity, each by its weight, with readable names and a column ``λ``.
+    """
+    rows = rows.sort_values("entropy_weight", kind="stable", ignore_index=True)
+    rows["λ"] = (rows["entropy_weight"] / unit).map("{:g}".format)
+    parts = [rows[rows["quantity"] == quantity] for quantity in WEIGHED]
+    return pd.concat(parts).replace({"quantity": WEIGHED})
 
 
 def _read() -> dict[str, pd.DataFrame]:
