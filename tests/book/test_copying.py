@@ -1,9 +1,11 @@
 """What a cell needs to run by itself, on planted notebooks."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from copying import scripts, scripts_of
 from nbformat.v4 import new_code_cell, new_notebook
@@ -189,3 +191,23 @@ def test_scripts_run(tmp_path):
     script.write_text(scripts(cells)[-1])
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert run.stdout == "4.0\n"
+
+
+BOOK = Path(__file__).parents[2] / "book"
+SHIPPED = re.compile(r"shipping\.|trials\.recorded|claims\.published")
+COMPUTES = re.compile(r"\b(measure|compare|load_model|finetunings|trials\.trials|load_runs)\(")
+
+
+def test_the_script_of_a_figure_of_shipped_tables_is_short():
+    """A reader who copies it gets the table and the plot, and no training."""
+    long, short = [], 0
+    for path in BOOK.rglob("*.ipynb"):
+        cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+        for cell, script in zip(cells, scripts([cell.source for cell in cells]), strict=True):
+            if "mystnb" in cell.metadata and SHIPPED.search(script) and not COMPUTES.search(script):
+                lines = sum(bool(line.strip()) for line in script.splitlines())
+                short += lines <= 30
+                if lines > 30:
+                    long.append((cell.metadata["mystnb"]["figure"]["name"], lines))
+    assert not long
+    assert short >= 4

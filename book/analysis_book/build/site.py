@@ -29,6 +29,9 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.files import Output
 from analysis_lib.store import library_hash
 
+# What the wheel of the site leaves out of shipped runs, by file.
+LARGE_TABLES = "vectors.parquet", "head_means.parquet"
+
 
 @dataclass(frozen=True)
 class Task:
@@ -225,10 +228,10 @@ def _add_wheel(root: Path, scratch: Path, target: Path) -> None:
     """The library as a wheel that the site brings along, with the versions that it needs.
 
     It is without the weights of the small models, which it trains where they are asked for, and
-    without the vectors of runs: together they would weigh more than the pages.
+    without the vectors and mean vectors of runs: together they would weigh more than the pages.
     """
     leave = shutil.ignore_patterns(
-        "packages", "models", "vectors.parquet", "__pycache__", ".ipynb_checkpoints"
+        "packages", "models", *LARGE_TABLES, "__pycache__", ".ipynb_checkpoints"
     )
     for name in ("analysis_lib", "data", "book"):
         keep = shutil.ignore_patterns("__pycache__") if name == "analysis_lib" else leave

@@ -29,7 +29,7 @@ figure.playing = figure.playing ? clearInterval(figure.playing) : setInterval(st
 this.textContent = figure.playing ? 'Pause' : 'Play';
 """  # noqa: E501
 # Of a figure as PNG.
-COLOURS = 256
+COLOURS = 128
 # The book takes the ground away, where frames have a rendering for dark pages.
 _FRAME = "background: white"
 _IMAGE = "width: 100%; height: auto"
@@ -129,5 +129,5 @@ def png(figure: Figure, **options: object) -> str:
     figure.savefig(buffer, format="png", facecolor="white", **options)
     drawn = Image.open(buffer).convert("RGB")
     small = io.BytesIO()
-    drawn.quantize(COLOURS, dither=Image.Dither.NONE).save(small, format="png")
+    drawn.quantize(COLOURS, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
     return base64.b64encode(small.getvalue()).decode()

@@ -63,7 +63,8 @@ class Dynamics(dict[str, pd.DataFrame]):
     its held-out texts, without seed and step; and ``vectors``, the sampled queries and keys of the
     heads shown, of the first seed: seed, step, layer, head, space, and one column per dimension,
     from ``0``. The same tokens are sampled at every step. The first two have no rows where they are
-    not known. Shipped measurements may lack ``vectors``, and have no intervals.
+    not known. Shipped measurements have no intervals, and may lack ``vectors`` and ``head_means``,
+    which the wheel of the site leaves out.
 
     Attributes:
         about: run, data, limit, seed and seeds; what identifies run and data; ``formulas``, the
@@ -124,12 +125,12 @@ class Dynamics(dict[str, pd.DataFrame]):
         return cls(tables, about)
 
     def __missing__(self, name: str) -> pd.DataFrame:
-        if name != "vectors":
+        if name not in ("vectors", "head_means"):
             raise KeyError(name)
         run = self.about["run"]
         seed = self.seeds[0]
         raise AnalysisError(
-            f"{run} is shipped without vectors: ask for one seed, dynamics({run!r}, seeds=[{seed}])"
+            f"{run} is shipped without {name}: ask for one seed, dynamics({run!r}, seeds=[{seed}])"
         )
 
 
