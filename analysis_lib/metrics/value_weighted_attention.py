@@ -44,19 +44,19 @@ class ValueWeightedAttention(Metric):
         value = activations.spaces["value"].values
         # With grouped queries, the queries of a group share its values.
         value = value.repeat_interleave(attention.heads // value.shape[1], 1)
-        masks = keys.kind_masks.to(value.dtype).mT.unsqueeze(1)
-        by_kind = masks.unsqueeze(-1) * value.unsqueeze(3)
+        masks = keys.type_masks.to(value.dtype).mT.unsqueeze(1)
+        by_type = masks.unsqueeze(-1) * value.unsqueeze(3)
         lengths = masks * torch.linalg.vector_norm(value, dim=-1, keepdim=True)
 
         def added(block: Block) -> Tensor:
             utterances, heads, _ = block.part
             weights = block.weights
             mass = weights @ masks[utterances]
-            outputs = weights @ by_kind[utterances, heads].flatten(3)
-            outputs = outputs.unflatten(3, by_kind.shape[3:])
+            outputs = weights @ by_type[utterances, heads].flatten(3)
+            outputs = outputs.unflatten(3, by_type.shape[3:])
             weighted = weights @ lengths[utterances, heads]
             if attention.has_sink:
-                # The sink is the last kind of key, with the rest of the weight and no value.
+                # The sink is the last type of key, with the rest of the weight and no value.
                 mass = torch.cat([mass, 1 - mass.sum(-1, keepdim=True)], -1)
                 outputs = functional.pad(outputs, (0, 0, 0, 1))
                 weighted = functional.pad(weighted, (0, 1))
@@ -66,10 +66,7 @@ class ValueWeightedAttention(Metric):
             counted = block.of_queries(attention.counted)
             return (of_rows * counted[..., None, None]).sum(2)
 
-        sums = attention.reduce(added)
-        kinds = len(keys.kinds)
-        sums = torch.cat([keys.of_types(sums[:, :, :kinds]), sums[:, :, kinds:]], 2)
-        self.add(("sums", layer), sums, activations)
+        self.add(("sums", layer), attention.reduce(added), activations)
         self.add(("queries", layer), attention.visibility.queries.counts, activations)
         self.add(("pairs", layer), attention.pairs, activations)
 
