@@ -1492,29 +1492,20 @@ class Reference:
         values of its vectors.
         """
         rows = []
-        for space, layer in self._spaces():
-            of_texts = [vectors for vectors in self._vectors(space, layer) if vectors.shape[1] > 1]
-            for head in range(len(of_texts[0])):
-                shares = [
-                    np.linalg.svd(vectors[head], compute_uv=False) ** 2 for vectors in of_texts
-                ]
-                nats = [stats.entropy(each) for each in shares]
-                second = [-math.log(((each / each.sum()) ** 2).sum()) for each in shares]
-                normalised = [
-                    stats.entropy(np.linalg.svd(vectors[head], compute_uv=False) ** 2)
-                    / math.log(vectors.shape[1])
-                    if vectors.shape[1] > 1
-                    else []
-                    for vectors in self._vectors(space, layer)
-                ]
-                value, low, high = self._mean_interval(
-                    [np.atleast_1d(each) for each in normalised], range_=(0, 1)
-                )
-                row = {"space": space, "layer": layer}
-                row["head"] = pd.NA if space in ("hidden", "final") else head + 1
-                row |= {"entropy_nats": np.mean(nats), "entropy_normalised": value}
-                row |= {"ci_low": low, "ci_high": high, "order_2_nats": np.mean(second)}
-                rows.append({**row, "utterances": len(of_texts)})
+        for layer in self.layers:
+            nats, normalised, second = [], [], []
+            for vectors in self._vectors("hidden", layer):
+                tokens = vectors.shape[1]
+                shares = np.linalg.svd(vectors[0], compute_uv=False) ** 2
+                shares = shares / shares.sum()
+                of_text = [stats.entropy(shares)] if tokens > 1 else []
+                nats += of_text
+                normalised.append(np.array(of_text) / math.log(max(tokens, 2)))
+                second += [-math.log((shares**2).sum())] if tokens > 1 else []
+            value, low, high = self._mean_interval(normalised, range_=(0, 1))
+            row = {"space": "hidden", "layer": layer, "head": pd.NA, "entropy_nats": np.mean(nats)}
+            row |= {"entropy_normalised": value, "ci_low": low, "ci_high": high}
+            rows.append({**row, "order_2_nats": np.mean(second), "utterances": len(nats)})
         return pd.DataFrame(rows)
 
     @table("space layer head token_type norm ci_low ci_high tokens", on_request=True)

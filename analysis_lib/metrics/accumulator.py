@@ -19,7 +19,7 @@ import pandas as pd
 from torch import Tensor
 
 from analysis_lib.capture import VECTORS_OF, Activations, Owners, Vectors
-from analysis_lib.errors import AnalysisError, require_choice
+from analysis_lib.errors import AnalysisError, in_order, require_choice, require_known
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.metrics.sums import OF_ALL, WHOLE, Groups, GroupSums, Key, Sums
 from analysis_lib.models import TOKEN_TYPES
@@ -444,6 +444,20 @@ def _typed(name: str, values: np.ndarray, is_optional: bool) -> object:
         types = np.array(KEY_TYPES)[occur]
         return pd.Categorical.from_codes(codes[values], types, ordered=True)
     return values
+
+
+def chosen_spaces(spaces: Sequence[str]) -> frozenset[str]:
+    """The spaces that a metric reads, from its parameter ``spaces``.
+
+    Raises:
+        AnalysisError: none is given, or one is unknown.
+    """
+    wanted = f"some of {', '.join(VECTOR_SPACES)}, in a list"
+    chosen = in_order("spaces", spaces, wanted)
+    require_known("space", chosen, VECTOR_SPACES)
+    if not chosen:
+        raise AnalysisError(f"spaces is empty: give {wanted}")
+    return frozenset(chosen)
 
 
 def means_of(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:

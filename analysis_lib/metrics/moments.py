@@ -10,8 +10,8 @@ from torch import Tensor
 
 from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.errors import AnalysisError, in_order, require_known
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Name
+from analysis_lib.errors import AnalysisError
+from analysis_lib.metrics.accumulator import Metric, Name, chosen_spaces
 
 # Two matrices of this width take 1 GiB per layer.
 WIDEST = 8192
@@ -34,12 +34,7 @@ class SecondMoments(Metric):
 
     def __init__(self, spaces: Sequence[str] = ("hidden",), vectors_of: str = "token") -> None:
         super().__init__(vectors_of)
-        wanted = f"some of {', '.join(VECTOR_SPACES)}, in a list"
-        chosen = in_order("spaces", spaces, wanted)
-        require_known("space", chosen, VECTOR_SPACES)
-        if not chosen:
-            raise AnalysisError(f"spaces is empty: give {wanted}")
-        self.needs = frozenset(chosen)
+        self.needs = chosen_spaces(spaces)
 
     def add_moments(
         self,

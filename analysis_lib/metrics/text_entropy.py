@@ -1,11 +1,19 @@
 """Matrix-based entropy: over how many directions the vectors of one text are spread."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from analysis_lib.capture import Activations, Vectors
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, Metric, means_of
+from analysis_lib.metrics.accumulator import (
+    Columns,
+    LayerSums,
+    Metric,
+    chosen_spaces,
+    means_of,
+)
 
 
 class TextEntropy(Metric):
@@ -20,10 +28,13 @@ class TextEntropy(Metric):
     ln n, its largest value for the n vectors of a text, with its 95 % interval; order_2_nats; and
     utterances, the number of texts: those of at least two vectors, not all of them zero. Made on
     request, because each text has an eigenvalue problem of its own.
+
+    Args:
+        spaces: the spaces to measure, from hidden, final, query, key and value.
     """
 
     name = "text_entropy"
-    needs = frozenset(VECTOR_SPACES)
+    needs: frozenset[str] = frozenset({"hidden"})
     axes = ("head",)
     by_space = True
     interval = "entropy_normalised"
@@ -31,6 +42,10 @@ class TextEntropy(Metric):
     counts = "utterances"
     of_pairs_within_utterances = True
     on_request = True
+
+    def __init__(self, spaces: Sequence[str] = ("hidden",)) -> None:
+        super().__init__()
+        self.needs = chosen_spaces(spaces)
 
     def update(self, activations: Activations) -> None:
         layer = activations.layer

@@ -81,7 +81,7 @@ def test_every_metric_of_vectors_takes_it_and_is_another_with_it(name):
     assert last.fresh().vectors_of == "last"
 
 
-@pytest.mark.parametrize("name", ["utterance_similarity", "text_entropy", "attention_entropy"])
+@pytest.mark.parametrize("name", ["utterance_similarity", "attention_entropy"])
 def test_metrics_without_a_vector_for_each_text_refuse_it(name):
     with pytest.raises(AnalysisError, match=f"{name} has no vector for each text"):
         metrics.METRICS[name](vectors_of="mean")
