@@ -99,3 +99,63 @@ def test_a_sink_with_a_long_value_fails():
 
 def test_without_a_sink_nothing_is_judged():
     assert added(heads_with((0.1, 0.1, 0.2, 1.0))) == [NOT_APPLICABLE, NOT_APPLICABLE]
+
+
+# --- Silent sinks and broadcasts -------------------------------------------------------------------
+
+
+def sinks_with(*heads: tuple[float, float], kind="cls", groups=1) -> Planted:
+    """Layers of one head, whose candidate has this mass, and a value so many times the others'.
+
+    Others are five tokens of the length 2. With more groups, heads share the values of their layer.
+    """
+    masses, values = [], []
+    for layer, (mass, ratio) in enumerate(heads, 1):
+        for head in range(1, groups + 1):
+            for name, weight in ((kind, mass), ("other", 1 - mass)):
+                row = {"layer": layer, "head": head, "key_type": name, "mass": weight}
+                masses.append(row)
+        for name, norm, tokens in (
+            (kind, 2 * ratio, 1),
+            ("other", 2.0, 5),
+            ("all", (2 * ratio + 10) / 6, 6),
+        ):
+            row = {"space": "value", "layer": layer, "head": 1, "token_type": name}
+            values.append({**row, "norm": norm, "tokens": tokens})
+    values.append({**values[0], "space": "hidden", "head": pd.NA, "norm": 50.0})
+    return Planted(
+        attention_by_token_type=pd.DataFrame(masses).astype({"key_type": "category"}),
+        norms_by_type=pd.DataFrame(values).astype({"token_type": "category", "head": "Int64"}),
+    )
+
+
+def sinks(tables: Planted, of_images: bool = False) -> list[str]:
+    cells = "def candidates", "def silence"
+    named = {"every": {"planted": tables}, "of_images": {}}
+    if of_images:
+        named["of_images"] = {"planted": tables}
+    return verdicts_on_page("since/sinks", *cells, **named)
+
+
+@pytest.mark.parametrize(("kind", "groups"), [("cls", 1), ("first", 3), ("sep", 1)])
+def test_a_silent_sink_and_a_broadcast_are_both_found(kind, groups):
+    # The head without most attention counts for neither, however its value is.
+    heads = (0.9, 0.1), (0.7, 1.1), (0.3, 0.0), (0.2, 5.0)
+    assert sinks(sinks_with(*heads, kind=kind, groups=groups)) == [HOLDS, HOLDS]
+
+
+def test_sinks_of_one_kind_alone():
+    assert sinks(sinks_with((0.9, 0.1), (0.8, 0.15))) == [HOLDS, FAILS]
+    assert sinks(sinks_with((0.9, 1.2), (0.8, 1.1))) == [FAILS, HOLDS]
+    # Shorter than others, and not by a fifth.
+    assert sinks(sinks_with((0.9, 0.5), (0.8, 0.6))) == [SMALL, FAILS]
+
+
+def test_without_a_token_that_has_most_attention_nothing_is_judged():
+    assert sinks(sinks_with((0.4, 0.1), (0.5, 2.0))) == [NOT_APPLICABLE, NOT_APPLICABLE]
+
+
+def test_cls_loses_its_attention_or_gains_it():
+    early, late = ((0.9, 1), (0.5, 1), (0.1, 1)), ((0.1, 1), (0.5, 1), (0.9, 1))
+    assert sinks(sinks_with(*early), of_images=True)[2] == HOLDS
+    assert sinks(sinks_with(*late), of_images=True)[2] == FAILS
