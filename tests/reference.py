@@ -846,8 +846,10 @@ class Reference:
         long_texts: str = "cut",
         max_length: int = 512,
         maps: str = "flatten",
+        vectors_of: str = "token",
     ):
         self.count = len(items)
+        self.vectors_of = vectors_of
         self.special_tokens = special_tokens
         self.maps = maps
         self.model = transformers.AutoModel.from_pretrained(
@@ -1018,9 +1020,34 @@ class Reference:
             return Layer(vectors, np.array(["other"] * len(vectors)), np.ones(len(vectors), bool))
         return Layer(vectors, *self._tokens(step, len(vectors), about))
 
-    # Vectors of a space: each utterance's counted tokens, heads x tokens x d (one head for hidden).
+    # Vectors of a space: each utterance's counted tokens, heads x tokens x d (one head for hidden);
+    # or a single one for all of them.
 
     def _vectors(self, space: str, layer: int) -> list[np.ndarray]:
+        every = self._vectors_of_tokens(space, layer)
+        if self.vectors_of == "mean":
+            return [vectors.mean(1, keepdims=True) for vectors in every]
+        return [vectors[:, self._chosen] for vectors in every]
+
+    @property
+    def _chosen(self) -> slice:
+        return {"first": slice(1), "last": slice(-1, None)}.get(self.vectors_of, slice(None))
+
+    def _types_of_vectors(self, space: str, layer: int) -> list[np.ndarray]:
+        """The types of the tokens of these vectors."""
+        types = []
+        for utterance in self.utterances:
+            at = utterance.layers[layer]
+            if space in ("key", "value"):
+                of_tokens = at.attention.key_types[at.attention.counted_keys]
+            else:
+                of_tokens = at.types[at.counted]
+            types.append(
+                np.array(["other"]) if self.vectors_of == "mean" else of_tokens[self._chosen]
+            )
+        return types
+
+    def _vectors_of_tokens(self, space: str, layer: int) -> list[np.ndarray]:
         layers = [u.layers[layer] for u in self.utterances]
         if space == "hidden":
             return [at.vectors[None] for at in layers]
@@ -1341,9 +1368,7 @@ class Reference:
         frames = []
         for layer in self.layers:
             vectors = np.concatenate([v[0] for v in self._vectors("hidden", layer)])
-            types = np.concatenate(
-                [u.layers[layer].types[u.layers[layer].counted] for u in self.utterances]
-            )
+            types = np.concatenate(self._types_of_vectors("hidden", layer))
             for kind in ("all", *KEY_TYPES):
                 chosen = vectors if kind == "all" else vectors[types == kind]
                 if len(chosen):
@@ -1425,6 +1450,131 @@ class Reference:
                             row = {"layer": layer, "head": head + 1, "key_type": kind, "term": term}
                             row |= {"contribution": value, "ci_low": low, "ci_high": high}
                             rows.append({**row, "pairs": pairs})
+        return pd.DataFrame(rows)
+
+    @table("space layer head rankme effective_rank alpha top_1 top_10 tokens", on_request=True)
+    def spectrum(self) -> pd.DataFrame:
+        """RankMe of the singular values of all vectors, and what the squares of those around the
+        mean say: Li et al.'s RankMe, the exponent of their decay, and their largest shares.
+        """
+        rows = []
+        for layer in self.layers:
+            for vectors in np.concatenate(self._vectors("hidden", layer), axis=1):
+                sizes = np.linalg.svd(vectors, compute_uv=False)
+                sizes = sizes[sizes > 1e-7 * sizes[0]]
+                around = np.linalg.svd(vectors - vectors.mean(0), compute_uv=False)
+                variances = around[around > 1e-7 * sizes[0]] ** 2
+                shares = variances / variances.sum()
+                row = {"space": "hidden", "layer": layer, "head": pd.NA}
+                row |= {
+                    "rankme": np.exp(stats.entropy(sizes)),
+                    "effective_rank": np.exp(stats.entropy(shares)) if len(shares) else math.nan,
+                }
+                tail = variances[10:100]
+                ranks = np.arange(11, 11 + len(tail))
+                weights = 1 / ranks
+                x, y = np.log(ranks), np.log(tail)
+                alpha = math.nan
+                if len(tail) > 1:
+                    x, y = x - np.average(x, weights=weights), y - np.average(y, weights=weights)
+                    alpha = -(weights * x * y).sum() / (weights * x * x).sum()
+                top = [shares[:count].sum() if len(shares) else math.nan for count in (1, 10)]
+                row |= {"alpha": alpha, "top_1": top[0], "top_10": top[1]}
+                rows.append({**row, "tokens": len(vectors)})
+        return pd.DataFrame(rows)
+
+    @table(
+        "space layer head entropy_nats entropy_normalised ci_low ci_high order_2_nats utterances",
+        on_request=True,
+    )
+    def text_entropy(self) -> pd.DataFrame:
+        """Of each text of two tokens or more: the entropies of the shares of the squared singular
+        values of its vectors.
+        """
+        rows = []
+        for layer in self.layers:
+            nats, normalised, second = [], [], []
+            for vectors in self._vectors("hidden", layer):
+                tokens = vectors.shape[1]
+                shares = np.linalg.svd(vectors[0], compute_uv=False) ** 2
+                shares = shares / shares.sum()
+                of_text = [stats.entropy(shares)] if tokens > 1 else []
+                nats += of_text
+                normalised.append(np.array(of_text) / math.log(max(tokens, 2)))
+                second += [-math.log((shares**2).sum())] if tokens > 1 else []
+            value, low, high = self._mean_interval(normalised, range_=(0, 1))
+            row = {"space": "hidden", "layer": layer, "head": pd.NA, "entropy_nats": np.mean(nats)}
+            row |= {"entropy_normalised": value, "ci_low": low, "ci_high": high}
+            rows.append({**row, "order_2_nats": np.mean(second), "utterances": len(nats)})
+        return pd.DataFrame(rows)
+
+    @table("space layer head token_type norm ci_low ci_high tokens", on_request=True)
+    def norms_by_type(self) -> pd.DataFrame:
+        """The mean norm of the vectors of each type of token."""
+        rows = []
+        for space, layer in self._spaces():
+            every, types = self._vectors(space, layer), self._types_of_vectors(space, layer)
+            for head in range(len(every[0])):
+                for kind in ("all", *KEY_TYPES):
+                    norms = [
+                        np.linalg.norm(vectors[head, (of_text == kind) | (kind == "all")], axis=-1)
+                        for vectors, of_text in zip(every, types, strict=True)
+                    ]
+                    if not len(np.concatenate(norms)):
+                        continue
+                    value, low, high = self._mean_interval(norms, range_=(0, math.inf))
+                    row = {"space": space, "layer": layer}
+                    row["head"] = pd.NA if space in ("hidden", "final") else head + 1
+                    row |= {"token_type": kind, "norm": value, "ci_low": low, "ci_high": high}
+                    rows.append({**row, "tokens": len(np.concatenate(norms))})
+        return pd.DataFrame(rows)
+
+    @table(
+        "layer head key_type mass added_norm rest_norm weighted_norm share ci_low ci_high",
+        on_request=True,
+    )
+    def value_weighted_attention(self) -> pd.DataFrame:
+        """What the keys of a type add to the output of a head, one query after the other."""
+        rows = []
+        for layer in self.attending:
+            for head in self._heads(layer):
+                for kind in KEY_TYPES:
+                    numbers, is_seen = [], False
+                    for attention in self._attentions(layer):
+                        values = attention.spaces["value"]
+                        values = values[head // (len(attention.weights) // len(values))]
+                        of_kind = attention.key_types == kind
+                        is_seen |= attention.allowed[attention.counted][:, of_kind].any()
+                        of_text = []
+                        for weights in attention.weights[head, attention.counted]:
+                            added = [a * v for a, v in zip(weights, values, strict=True)]
+                            norms = np.linalg.norm(added, axis=1)
+                            ours = sum(added[n] for n in np.flatnonzero(of_kind))
+                            others = sum(added[n] for n in np.flatnonzero(~of_kind))
+                            of_text.append(
+                                [
+                                    weights[of_kind].sum(),
+                                    np.linalg.norm(ours),
+                                    np.linalg.norm(others),
+                                    norms[of_kind].sum(),
+                                    norms.sum(),
+                                ]
+                            )
+                        numbers.append(np.reshape(of_text, (-1, 5)))
+                    if not is_seen:
+                        continue
+
+                    def share(chosen, numbers=numbers):
+                        of_kind, of_all = sum(numbers[i].sum(0)[3:] for i in chosen)
+                        return of_kind / of_all
+
+                    every = list(range(len(numbers)))
+                    low, high = np.clip(self._interval(share, every), 0, 1)
+                    means = np.concatenate(numbers).mean(0)
+                    row = {"layer": layer, "head": head + 1, "key_type": kind, "mass": means[0]}
+                    row |= {"added_norm": means[1], "rest_norm": means[2]}
+                    row |= {"weighted_norm": means[3], "share": share(every)}
+                    rows.append({**row, "ci_low": low, "ci_high": high})
         return pd.DataFrame(rows)
 
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -27,7 +27,7 @@ from analysis_lib.capture.interface import IMPLEMENTATION, attended_by
 from analysis_lib.capture.memory import OutOfMemory
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Owners, Tokens, Visibility, unpadded
-from analysis_lib.capture.vectors import Vectors
+from analysis_lib.capture.vectors import VECTORS_OF, Vectors
 
 # Raise it in the commit that changes what is read of a model, see ``measurement.versions``.
 VERSION = 1

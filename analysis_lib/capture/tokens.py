@@ -244,6 +244,27 @@ class Tokens:
         """Number of tokens of each utterance and type that count."""
         return self.counted_type_masks.sum(-1)
 
+    def chosen(self, vectors_of: str) -> Int[Tensor, " utterance"]:
+        """The index of the ``first`` or ``last`` token of each utterance that counts."""
+        counted = self.counted.int()
+        if vectors_of == "first":
+            return counted.argmax(1)
+        return counted.shape[1] - 1 - counted.flip(1).argmax(1)
+
+    def of_texts(self, vectors_of: str) -> "Tokens":
+        """One token for each utterance, which counts if any of its tokens does.
+
+        Args:
+            vectors_of: ``first`` or ``last``, whose type it has, or ``mean``, which is ``other``.
+        """
+        if vectors_of not in self._results:
+            types = self.types.new_full((len(self.types), 1), TOKEN_TYPES.index("other"))
+            if vectors_of != "mean":
+                types = self.types.gather(1, self.chosen(vectors_of).unsqueeze(1))
+            mask = self.counted.any(1, keepdim=True)
+            self._results[vectors_of] = Tokens(mask, types, self.groups, self.special_tokens)
+        return self._results[vectors_of]
+
     def summing_weights(
         self, heads: int, dtype: torch.dtype
     ) -> Float[Tensor, "utterance head 2 token"]:

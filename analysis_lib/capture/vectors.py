@@ -19,6 +19,8 @@ SMALLEST_NORM, LARGEST_NORM = 1e-15, 1e18
 # Largest number of components that are copied so that the sums of several spaces are computed
 # together: more take longer to copy than several operations take to begin.
 JOINED, JOINED_ON_GPU = 2**16, 2**24
+# What a vector can be: that of each token, or one for each utterance, see ``Vectors.of_texts``.
+VECTORS_OF = ("token", "first", "last", "mean")
 
 
 class Vectors:
@@ -45,6 +47,7 @@ class Vectors:
         self.values = values
         self.tokens = tokens
         self._joined = joined
+        self._of_texts: dict[str, Vectors] = {}
 
     @classmethod
     def together(
@@ -64,6 +67,28 @@ class Vectors:
             vectors[name] = cls(values, tokens, (every, heads))
             start = heads.stop
         return vectors
+
+    def of_texts(self, vectors_of: str) -> "Vectors":
+        """One vector for each utterance, as the vectors of a single token.
+
+        Args:
+            vectors_of: ``first`` or ``last`` for the vector of that token, ``mean`` for the mean
+                vector, each of the tokens that count; ``token`` for these vectors as they are.
+        """
+        if vectors_of == "token":
+            return self
+        if vectors_of not in self._of_texts:
+            values = self._of_utterances(vectors_of).unsqueeze(2)
+            self._of_texts[vectors_of] = Vectors(values, self.tokens.of_texts(vectors_of))
+        return self._of_texts[vectors_of]
+
+    def _of_utterances(self, vectors_of: str) -> Float[Tensor, "utterance head dim"]:
+        if vectors_of == "mean":
+            counts = self.counts.clamp_min(1).to(self.values.dtype)
+            return self.sum / counts[:, None, None]
+        chosen = self.tokens.chosen(vectors_of)
+        utterances = torch.arange(len(chosen), device=chosen.device)
+        return self.values[utterances, :, chosen]
 
     @property
     def counts(self) -> Float[Tensor, " utterance"]:

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from analysis_lib.capture import Activations, Owners, Vectors
-from analysis_lib.errors import AnalysisError
+from analysis_lib.capture import VECTORS_OF, Activations, Owners, Vectors
+from analysis_lib.errors import AnalysisError, in_order, require_choice, require_known
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.metrics.sums import OF_ALL, WHOLE, Groups, GroupSums, Key, Sums
 from analysis_lib.models import TOKEN_TYPES
@@ -132,6 +132,11 @@ class Metric(ABC):
     name, then the space if there are several (``by_space``), and last the layer. Other attributes
     are parameters: set in ``__init__``, never changed, and part of the key of stored tables.
 
+    Args:
+        vectors_of: of a metric of vectors, which vectors: that of each ``token``, or one for each
+            text, that of its ``first`` or ``last`` token or the ``mean``, of the tokens that count.
+            The columns of a metric of tokens are then over texts.
+
     Attributes:
         name: the name of the table.
         version: raise it in the commit that changes numbers of the table, see
@@ -157,6 +162,10 @@ class Metric(ABC):
         of_pairs_within_utterances: whether the metric compares vectors of the same utterance.
         on_request: whether the metric is too expensive for ``all``.
         reason_for_none: the error where no layer has added anything.
+
+    Raises:
+        AnalysisError: an unknown ``vectors_of``, or one for a metric that does not read vectors, or
+            compares those of one text.
     """
 
     name: ClassVar[str]
@@ -173,9 +182,19 @@ class Metric(ABC):
     of_pairs_within_utterances: ClassVar[bool] = False
     on_request: ClassVar[bool] = False
     reason_for_none: ClassVar[str] = "nothing was measured"
+    vectors_of: str = "token"
 
-    def __init__(self) -> None:
+    def __init__(self, vectors_of: str = "token") -> None:
         self.sums = Sums()
+        require_choice("vectors_of", vectors_of, VECTORS_OF)
+        if vectors_of == "token":
+            # No parameter: tables that were stored without it stay valid.
+            return
+        if not self.needs <= {*VECTOR_SPACES} or self.of_pairs_within_utterances:
+            raise AnalysisError(
+                f"{self.name} has no vector for each text: leave vectors_of={vectors_of!r} out"
+            )
+        self.vectors_of = vectors_of
 
     @abstractmethod
     def update(self, activations: Activations) -> None:
@@ -367,10 +386,13 @@ class Metric(ABC):
         return sorted(occupied - {WHOLE})
 
     def vectors(self, activations: Activations) -> Iterator[tuple[str, Vectors]]:
-        """Spaces that the metric needs and the layer has, with their vectors, in table order."""
+        """Spaces that the metric needs and the layer has, with their vectors, in table order.
+
+        They are the vectors of tokens or of texts, as ``vectors_of`` says.
+        """
         for space in VECTOR_SPACES:
             if space in self.needs and space in activations.spaces:
-                yield space, activations.spaces[space]
+                yield space, activations.spaces[space].of_texts(self.vectors_of)
 
     def add(
         self,
@@ -422,6 +444,20 @@ def _typed(name: str, values: np.ndarray, is_optional: bool) -> object:
         types = np.array(KEY_TYPES)[occur]
         return pd.Categorical.from_codes(codes[values], types, ordered=True)
     return values
+
+
+def chosen_spaces(spaces: Sequence[str]) -> frozenset[str]:
+    """The spaces that a metric reads, from its parameter ``spaces``.
+
+    Raises:
+        AnalysisError: none is given, or one is unknown.
+    """
+    wanted = f"some of {', '.join(VECTOR_SPACES)}, in a list"
+    chosen = in_order("spaces", spaces, wanted)
+    require_known("space", chosen, VECTOR_SPACES)
+    if not chosen:
+        raise AnalysisError(f"spaces is empty: give {wanted}")
+    return frozenset(chosen)
 
 
 def means_of(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -49,13 +49,12 @@ class DimensionMeans(Metric):
     order = ("layer", "dimension", "token_type")
 
     def update(self, activations: Activations) -> None:
-        hidden = activations.spaces.get("hidden")
         layer = activations.layer
-        if hidden is None:
-            return
-        tokens = hidden.tokens
-        self.add(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
-        self.add(("tokens", layer), tokens.type_counts[:, tokens.counted_types], activations)
+        for _, hidden in self.vectors(activations):
+            tokens = hidden.tokens
+            counts = tokens.type_counts[:, tokens.counted_types]
+            self.add(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
+            self.add(("tokens", layer), counts, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
         tokens = sums["tokens"]

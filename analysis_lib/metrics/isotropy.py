@@ -1,7 +1,5 @@
 """Isotropy: the distance of a cloud of vectors from one without a preferred direction."""
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import pandas as pd
 import torch
@@ -9,21 +7,9 @@ from jaxtyping import Float
 
 from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.errors import AnalysisError, in_order, require_known
-from analysis_lib.metrics.accumulator import (
-    VECTOR_SPACES,
-    Columns,
-    LayerSums,
-    Metric,
-    Name,
-    means_of,
-)
+from analysis_lib.metrics.accumulator import Columns, LayerSums, means_of
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
-
-# Two matrices of this width take 1 GiB per layer.
-WIDEST = 8192
-# A variance below this share of the mean square is rounding error: the vectors are all the same.
-ROUNDING = 1e-13
+from analysis_lib.metrics.moments import SecondMoments, covariance
 
 
 def mean_square_cosine(
@@ -84,7 +70,7 @@ def isoscore(
     return np.asarray((participation - 1) / further)
 
 
-class Isotropy(Metric):
+class Isotropy(SecondMoments):
     r"""Deviation of a layer's vectors from an isotropic cloud of as many dimensions.
 
     Godey et al. 2024, app. B, leave "isotropy metrics that are grounded to isotropic
@@ -113,23 +99,11 @@ class Isotropy(Metric):
 
     Args:
         spaces: the spaces to measure, from hidden, final, query, key and value.
+        vectors_of: see :class:`~analysis_lib.metrics.accumulator.Metric`.
     """
 
     name = "isotropy"
-    needs: frozenset[str] = frozenset({"hidden"})
-    axes = ("head",)
-    by_space = True
     interval = "deviations"
-    on_request = True
-
-    def __init__(self, spaces: Sequence[str] = ("hidden",)) -> None:
-        super().__init__()
-        wanted = f"some of {', '.join(VECTOR_SPACES)}, in a list"
-        chosen = in_order("spaces", spaces, wanted)
-        require_known("space", chosen, VECTOR_SPACES)
-        if not chosen:
-            raise AnalysisError(f"spaces is empty: give {wanted}")
-        self.needs = frozenset(chosen)
 
     def update(self, activations: Activations) -> None:
         for space, vectors in self.vectors(activations):
@@ -137,27 +111,11 @@ class Isotropy(Metric):
 
     def _update(self, space: str, vectors: Vectors, activations: Activations) -> None:
         layer = activations.layer
-        dimensions = vectors.values.shape[-1]
-        if dimensions > WIDEST:
-            raise AnalysisError(
-                f"isotropy: the {space} vectors of layer {layer} have {dimensions} dimensions, and "
-                f"their second moments are kept up to {WIDEST}: measure {space} vectors of fewer "
-                "dimensions, or leave isotropy out"
-            )
         self.add(("unit_sum", space, layer), vectors.unit_sum, activations)
         self.add(("vectors", space, layer), vectors.nonzero, activations)
-        counts = vectors.counts.unsqueeze(1).expand_as(vectors.nonzero)
-        self.add(("tokens", space, layer), counts, activations)
-        # In float64, the mean may be 10⁵ times as long as the spread before the covariance, a
-        # difference of the two, loses digits that float32 vectors have; and the sums stay
-        # mergeable.
-        counted = (vectors.norms != 0).unsqueeze(-1)
-        values = torch.where(counted, vectors.values, 0).double()
-        values = values.transpose(0, 1).flatten(1, 2)
+        values = self.add_moments(space, vectors, activations)
         lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
         units = values / torch.where(lengths != 0, lengths, 1)
-        self.add_whole(("sum", space, layer), values.sum(1))
-        self.add_whole(("moment", space, layer), values.mT @ values)
         self.add_whole(("unit_moment", space, layer), units.mT @ units)
 
     def rows(self, sums: LayerSums) -> Columns:
@@ -171,7 +129,7 @@ class Isotropy(Metric):
             "deviations": _deviations(sums["unit_sum"], sums["vectors"]),
             "mean_square_cosine": square,
             "effective_dimension": effective,
-            "isoscore": isoscore(_covariance(sums.whole)),
+            "isoscore": isoscore(covariance(sums.whole)),
             "tokens": vectors.astype(int),
         }
 
@@ -180,17 +138,6 @@ class Isotropy(Metric):
         refuse_few_vectors(table, "isotropy", "data")
         return table
 
-    def leaving_out(self) -> Callable[..., pd.DataFrame]:
-        """Not available: the second moments are not kept by group.
-
-        Raises:
-            AnalysisError: always.
-        """
-        raise AnalysisError(
-            "isotropy cannot leave a group of utterances out, so a number made from its table has "
-            "no interval: use the ci_low and ci_high that the table has, or the anisotropy table"
-        )
-
 
 def _deviations(
     unit_sum: Float[np.ndarray, "*batch dim"],
@@ -198,17 +145,3 @@ def _deviations(
 ) -> Float[np.ndarray, "*batch"]:
     dimensions = unit_sum.shape[-1]
     return mean_pair_cosine(unit_sum, vectors) * np.sqrt(dimensions)
-
-
-def _covariance(
-    sums: dict[Name, np.ndarray],
-) -> Float[np.ndarray, "head dim dim"]:
-    """The covariance of all vectors, zero vectors included; 0 where it is below rounding error."""
-    tokens = sums["tokens"][..., None, None]
-    mean = sums["sum"] / tokens[..., 0]
-    moment = sums["moment"] / tokens
-    covariance = moment - mean[..., :, None] * mean[..., None, :]
-    variance = np.trace(covariance, axis1=-2, axis2=-1)
-    power = np.trace(moment, axis1=-2, axis2=-1)
-    is_there = variance > ROUNDING * power
-    return np.where(is_there[..., None, None], covariance, 0.0)

@@ -79,8 +79,7 @@ class QueryKeyAlignment(Metric):
         if not self.needs <= activations.spaces.keys():
             return
         layer = activations.layer
-        for space in ("query", "key"):
-            vectors = activations.spaces[space]
+        for space, vectors in self.vectors(activations):
             self.add((space, layer), vectors.sum, activations)
             self.add((f"{space} tokens", layer), vectors.counts, activations)
 

@@ -8,8 +8,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric, Name, means_of
+from analysis_lib.capture import Activations, Vectors
+from analysis_lib.metrics.accumulator import (
+    VECTOR_SPACES,
+    Columns,
+    LayerSums,
+    Metric,
+    Name,
+    kinds_of,
+    means_of,
+    type_means,
+)
 from analysis_lib.metrics.slots import SLOT_POSITIONS, SLOT_TYPES, slots_of, with_all
 
 # Norms are counted in logarithmic bins 1.1 % wide, whose middle is at most 0.55 % off, from 2⁻¹⁶ to
@@ -144,10 +153,11 @@ class TokenNorms(Metric):
     on_request = True
 
     def update(self, activations: Activations) -> None:
-        hidden = activations.spaces.get("hidden")
+        for _, hidden in self.vectors(activations):
+            self._update(hidden, activations)
+
+    def _update(self, hidden: Vectors, activations: Activations) -> None:
         layer = activations.layer
-        if hidden is None:
-            return
         norms = hidden.norms[:, 0]
         slots = hidden.tokens.once(slots_of) * (norms != 0).unsqueeze(1)
         bins = norm_bins(norms)
@@ -208,6 +218,44 @@ class TokenNorms(Metric):
         return with_all(counts, -2)
 
 
+class NormsByType(Metric):
+    """Mean norm of the vectors of each space, by type of token.
+
+    A sink whose value is short adds little to what it is attended for: a "no-op" (Fesser et al.
+    2026). Columns: space, layer, head (missing for hidden and final), token_type (all, or a type of
+    token), norm, the mean of ‖x‖₂ in the units of the vectors, with its 95 % interval; and tokens,
+    their number. Zero vectors count; a type that does not occur has no row. Made on request.
+    """
+
+    name = "norms_by_type"
+    needs = frozenset(VECTOR_SPACES)
+    axes = ("head", "token_type")
+    by_space = True
+    interval = "norm"
+    limits = (0, np.inf)
+    counts = "tokens"
+    on_request = True
+
+    def update(self, activations: Activations) -> None:
+        layer = activations.layer
+        for space, vectors in self.vectors(activations):
+            masks = vectors.tokens.counted_type_masks
+            parts = (vectors.every_norm, masks.unsqueeze(1))
+            self.add(("norms", space, layer), parts, activations, _norms_of_types)
+            self.add(("tokens", space, layer), vectors.tokens.type_counts, activations)
+
+    def rows(self, sums: LayerSums) -> Columns:
+        occur = sums.whole["tokens"] > 0
+        norms = sums["norms"][..., occur, None]
+        means, tokens = type_means(norms, sums["tokens"], occur)
+        return {"token_type": kinds_of(occur), "norm": means[..., 0], "tokens": tokens[..., 0]}
+
+
+def _norms_of_types(norms: Tensor, masks: Tensor) -> Tensor:
+    """The norms of the tokens of each type, summed."""
+    return (norms.double().unsqueeze(-2) * masks).sum(-1)
+
+
 class SpikeDimensions(Metric):
     """Dimensions that make the vectors of spikes long, where spikes are those of token_norms.
 
@@ -222,10 +270,11 @@ class SpikeDimensions(Metric):
     on_request = True
 
     def update(self, activations: Activations) -> None:
-        hidden = activations.spaces.get("hidden")
+        for _, hidden in self.vectors(activations):
+            self._update(hidden, activations)
+
+    def _update(self, hidden: Vectors, activations: Activations) -> None:
         layer = activations.layer
-        if hidden is None:
-            return
         norms = hidden.norms[:, 0]
         counted = (norms != 0).unsqueeze(-1)
         bins = norm_bins(norms)

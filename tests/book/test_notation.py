@@ -43,7 +43,8 @@ def given():
             out.hidden_states[0][0],
             slice(attention.attention_head_size, 2 * attention.attention_head_size),
         )
-        queries, keys = (part(hidden)[:, head] for part in (attention.query, attention.key))
+        projections = attention.query, attention.key, attention.value
+        queries, keys, values = (part(hidden)[:, head] for part in projections)
     words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
     weight = torch.nn.Parameter(attention.key.weight[head])
     names = {
@@ -57,6 +58,7 @@ def given():
         **{
             "queries": queries,
             "keys": keys,
+            "values": values,
             "weights": out.attentions[0][0, 1],
             "torch": torch,
             "math": math,
@@ -73,6 +75,8 @@ def given():
 # Which row the lines compute, where that is not the one of the first layer, and of the second head.
 ROWS = {
     "attention_by_token_type": "layer == 1 and head == 2 and key_type == 'punct'",
+    "norms_by_type": "space == 'hidden' and layer == 0 and token_type == 'punct'",
+    "value_weighted_attention": "layer == 1 and head == 2 and key_type == 'punct'",
 }
 # Those whose lines give no single row: tests of their own follow.
 OF_MANY_ROWS = {

@@ -23,7 +23,7 @@ from analysis_lib.capture.vectors import Vectors
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import shards
 from analysis_lib.measurement.tables import Report, Tables
-from analysis_lib.metrics import isotropy
+from analysis_lib.metrics import moments
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 
@@ -365,7 +365,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
         isotropy_of(np.array([[1.0, 2.0], [0.0, 0.0]]))
     with pytest.raises(AnalysisError, match="isotropy: layer 1 has vectors that are not finite"):
         isotropy_of(np.array([[1.0, np.inf], [0.0, 1.0]]))
-    monkeypatch.setattr(isotropy, "WIDEST", 3)
+    monkeypatch.setattr(moments, "WIDEST", 3)
     with pytest.raises(AnalysisError, match="hidden vectors of layer 1 have 4 dimensions"):
         isotropy_of(np.eye(4))
     with pytest.raises(AnalysisError, match="nothing was measured"):

@@ -35,6 +35,10 @@ PAPERS = {
     "godey": "Godey et al. 2024",
     "fosse": "Fosse et al. 2023",
     "maruta": "Maruta and Matsuzaki 2024",
+    "queipo": "Queipo-de-Llano et al. 2025",
+    "li": "Li et al. 2025",
+    "qiu": "Qiu et al. 2026",
+    "fesser": "Fesser et al. 2026",
     # Predictions of the part on causes, written down before they were computed.
     "causes": "this book",
 }

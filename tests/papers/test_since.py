@@ -1,0 +1,161 @@
+"""The statistics of the part on papers since, on planted tables, both ways."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted import Planted, run_cells, verdicts_on_page
+
+from analysis_book.papers.claims import FAILS, HOLDS, NOT_APPLICABLE, SMALL
+
+# --- Valleys: the norm of the first token, the entropy of a text, and sinks ------------------------
+
+
+def layers_with(norms, entropies, sinks, first="first") -> Planted:
+    """A model whose first token is so many times as long as the rest, by hidden layer.
+
+    Two heads have the sink rate of their layer, give or take 0.05; later positions have none.
+    """
+    rows = []
+    for layer, norm in enumerate(norms):
+        for kind, value in (("all", 2.0), (first, 2.0 * norm)):
+            rows.append({"space": "hidden", "layer": layer, "token_type": kind, "norm": value})
+        rows.append({"space": "value", "layer": layer, "token_type": "all", "norm": 77.0})
+    received = []
+    for layer, rate in enumerate(sinks, 1):
+        for off in (-0.05, 0.05):
+            received.append({"layer": layer, "position": 1, "sink_rate": rate + off})
+            received.append({"layer": layer, "position": 2, "sink_rate": 1.0})
+    entropy = {"layer": range(len(entropies)), "entropy_normalised": entropies}
+    return Planted(
+        norms_by_type=pd.DataFrame(rows).astype({"token_type": "category"}),
+        text_entropy=pd.DataFrame(entropy),
+        attention_received=pd.DataFrame(received).astype({"position": "Int64"}),
+    )
+
+
+def valleys(tables: Planted) -> list[str]:
+    cells = "def by_layer", "def correlation"
+    return verdicts_on_page("since/valleys", *cells, every={"planted": tables})
+
+
+@pytest.mark.parametrize("first", ["first", "cls"])
+def test_a_spike_in_the_middle_makes_sinks_and_a_valley(first):
+    norms = [1, 1, 50, 80, 60, 1, 1]
+    entropies = [0.8, 0.8, 0.1, 0.1, 0.1, 0.7, 0.7]
+    sinks = [0.1, 0.1, 0.8, 0.9, 0.8, 0.1]
+    assert valleys(layers_with(norms, entropies, sinks, first)) == [HOLDS, HOLDS, HOLDS]
+
+
+def test_a_spike_without_sinks_or_a_valley_fails():
+    norms = [1, 1, 50, 80, 60, 1, 1]
+    entropies = [0.1, 0.1, 0.8, 0.9, 0.8, 0.2, 0.2]
+    sinks = [0.8, 0.8, 0.1, 0.1, 0.1, 0.8]
+    assert valleys(layers_with(norms, entropies, sinks)) == [FAILS, FAILS, FAILS]
+
+
+def test_sinks_belong_to_the_layer_that_attention_reads():
+    """One layer later, they would go with the norms, and do not."""
+    norms = [1, 99, 1, 99, 1, 99, 1]
+    sinks = [0.1, 0.9, 0.1, 0.9, 0.1, 0.9]
+    tables = layers_with(norms, np.linspace(0.8, 0.7, 7), sinks)
+    found = run_cells("since/valleys", "def by_layer", every={"planted": tables})["layers"]
+    np.testing.assert_allclose(found["norm"], norms)
+    np.testing.assert_allclose(found["sinks"][:6], sinks)
+    assert found["sinks"].isna().tolist() == [False] * 6 + [True]
+    assert valleys(tables)[1] == HOLDS
+
+
+# --- What a sink adds ------------------------------------------------------------------------------
+
+
+def heads_with(*heads: tuple[float, float, float, float], first="first") -> Planted:
+    """Heads with this mass, share, added norm and rest norm of the first token."""
+    columns = ["mass", "share", "added_norm", "rest_norm"]
+    ours = pd.DataFrame(heads, columns=columns).assign(key_type=first)
+    others = 1 - ours[["mass", "share"]]
+    others = others.assign(added_norm=9.0, rest_norm=9.0, key_type="other")
+    every = pd.concat([ours, others]).assign(layer=1, head=1)
+    return Planted(value_weighted_attention=every.astype({"key_type": "category"}))
+
+
+def added(tables: Planted) -> list[str]:
+    cells = "def sinks_of", "def against_the_rest"
+    return verdicts_on_page("since/added", *cells, every={"planted": tables})
+
+
+def test_a_silent_sink_adds_little():
+    # Of the last head, the first token is no sink: it does not count.
+    heads = (0.8, 0.1, 0.2, 1.0), (0.4, 0.1, 0.1, 1.0), (0.2, 0.9, 9.0, 1.0)
+    assert added(heads_with(*heads)) == [HOLDS, HOLDS]
+
+
+def test_a_sink_that_adds_less_is_a_small_one():
+    assert added(heads_with((0.8, 0.6, 0.7, 1.0), first="cls")) == [SMALL, SMALL]
+
+
+def test_a_sink_with_a_long_value_fails():
+    assert added(heads_with((0.6, 0.9, 3.0, 1.0), (0.9, 0.95, 4.0, 0.5))) == [FAILS, FAILS]
+
+
+def test_without_a_sink_nothing_is_judged():
+    assert added(heads_with((0.1, 0.1, 0.2, 1.0))) == [NOT_APPLICABLE, NOT_APPLICABLE]
+
+
+# --- Silent sinks and broadcasts -------------------------------------------------------------------
+
+
+def sinks_with(*heads: tuple[float, float], kind="cls", groups=1) -> Planted:
+    """Layers of one head, whose candidate has this mass, and a value so many times the others'.
+
+    Others are five tokens of the length 2. With more groups, heads share the values of their layer.
+    """
+    masses, values = [], []
+    for layer, (mass, ratio) in enumerate(heads, 1):
+        for head in range(1, groups + 1):
+            for name, weight in ((kind, mass), ("other", 1 - mass)):
+                row = {"layer": layer, "head": head, "key_type": name, "mass": weight}
+                masses.append(row)
+        for name, norm, tokens in (
+            (kind, 2 * ratio, 1),
+            ("other", 2.0, 5),
+            ("all", (2 * ratio + 10) / 6, 6),
+        ):
+            row = {"space": "value", "layer": layer, "head": 1, "token_type": name}
+            values.append({**row, "norm": norm, "tokens": tokens})
+    values.append({**values[0], "space": "hidden", "head": pd.NA, "norm": 50.0})
+    return Planted(
+        attention_by_token_type=pd.DataFrame(masses).astype({"key_type": "category"}),
+        norms_by_type=pd.DataFrame(values).astype({"token_type": "category", "head": "Int64"}),
+    )
+
+
+def sinks(tables: Planted, of_images: bool = False) -> list[str]:
+    cells = "def candidates", "def silence"
+    named = {"every": {"planted": tables}, "of_images": {}}
+    if of_images:
+        named["of_images"] = {"planted": tables}
+    return verdicts_on_page("since/sinks", *cells, **named)
+
+
+@pytest.mark.parametrize(("kind", "groups"), [("cls", 1), ("first", 3), ("sep", 1)])
+def test_a_silent_sink_and_a_broadcast_are_both_found(kind, groups):
+    # The head without most attention counts for neither, however its value is.
+    heads = (0.9, 0.1), (0.7, 1.1), (0.3, 0.0), (0.2, 5.0)
+    assert sinks(sinks_with(*heads, kind=kind, groups=groups)) == [HOLDS, HOLDS]
+
+
+def test_sinks_of_one_kind_alone():
+    assert sinks(sinks_with((0.9, 0.1), (0.8, 0.15))) == [HOLDS, FAILS]
+    assert sinks(sinks_with((0.9, 1.2), (0.8, 1.1))) == [FAILS, HOLDS]
+    # Shorter than others, and not by a fifth.
+    assert sinks(sinks_with((0.9, 0.5), (0.8, 0.6))) == [SMALL, FAILS]
+
+
+def test_without_a_token_that_has_most_attention_nothing_is_judged():
+    assert sinks(sinks_with((0.4, 0.1), (0.5, 2.0))) == [NOT_APPLICABLE, NOT_APPLICABLE]
+
+
+def test_cls_loses_its_attention_or_gains_it():
+    early, late = ((0.9, 1), (0.5, 1), (0.1, 1)), ((0.1, 1), (0.5, 1), (0.9, 1))
+    assert sinks(sinks_with(*early), of_images=True)[2] == HOLDS
+    assert sinks(sinks_with(*late), of_images=True)[2] == FAILS
