@@ -35,8 +35,6 @@ class Rotation:
         angles: the layout of the angles that the module is called with: ``halves`` (of all pairs,
             twice), ``neighbours`` (each twice) or ``once``.
         backwards: whether it turns the second dimension of a pair towards the first.
-        sections: whether they have a leading axis for time, height and width. For a text, the three
-            are equal.
     """
 
     pairs: int
@@ -44,7 +42,6 @@ class Rotation:
     interleaved: bool = False
     angles: str = "halves"
     backwards: bool = False
-    sections: bool = False
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,6 @@ def turn_of(angles: Sequence[Tensor], rotation: Rotation, like: Tensor) -> Turn:
 
 def _by_pair(part: Tensor, rotation: Rotation) -> Float[Tensor, "#utterance 1 token pair"]:
     """Cosines or sines of each pair."""
-    if rotation.sections:
-        part = part[0]
     if rotation.angles == "halves":
         part = part[..., : rotation.pairs]
     elif rotation.angles == "neighbours":
@@ -136,10 +134,8 @@ def _candidates(call: Call, angles: Sequence[Tensor]) -> Iterator[Rotation]:
             layout, pairs = "halves", width // 2
         elif torch.equal(part[..., ::2], part[..., 1::2]):
             layout, pairs = "neighbours", width // 2
-    # The example is one text.
-    sections = part.dim() == 4 and part.shape[0] == 3
     size = call.key.shape[-1]
-    rotation = Rotation(pairs, angles=layout, sections=sections)
+    rotation = Rotation(pairs, angles=layout)
     if 2 * pairs > size or call.query.shape[-1] != size:
         return
     starts = dict.fromkeys((0, size - 2 * pairs))
