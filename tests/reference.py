@@ -25,7 +25,8 @@ from torch.overrides import TorchFunctionMode
 
 KEY_TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
 TERMS = ("content", "position_query", "key_bias", "position")
-SPACES = ("hidden", "final", "query", "key", "value")
+UNROTATED = ("query_unrotated", "key_unrotated")
+SPACES = ("hidden", "final", "query", "key", "value", *UNROTATED)
 JACKKNIFE_GROUPS = 20
 PUNCTUATION = (",", ".", "，", "．", "、", "。", "،", "।")
 
@@ -35,7 +36,10 @@ COLUMNS: dict[str, list[str]] = {}
 ON_REQUEST: dict[str, list[str]] = {}
 OF_HIDDEN_STATES: list[str] = []
 # What a row of a table is about.
-KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type", "term")
+KEYS = (
+    *("space", "layer", "head", "dimension", "pair", "token_type", "query_type", "key_type"),
+    "term",
+)
 
 
 def bundled_model(folder: Path) -> Path:
@@ -601,8 +605,9 @@ class Attention:
     """The self-attention of a block over one sequence.
 
     ``read`` is what keys are made from, keys x width; ``spaces`` query, key and value, heads x
-    tokens x d', after rotation and normalisation; ``weights`` and each of ``terms`` heads x queries
-    x keys; ``allowed`` queries x keys. ``contributions`` is C summed over the queries that count,
+    tokens x d', after rotation and normalisation, and query and key before rotation, by ``angles``,
+    tokens x pairs, where there is one; ``weights``, ``logits`` and each of ``terms`` heads x
+    queries x keys; ``allowed`` queries x keys. ``contributions`` is C summed over the queries that count,
     heads x keys x width, and ``pairs`` how many those are for each key. ``counted`` says which
     queries count, ``counted_keys`` which keys count as vectors. ``ids`` are what the tokens of
     queries and keys were read as, if they were read.
@@ -618,6 +623,9 @@ class Attention:
     contributions: np.ndarray
     pairs: np.ndarray
     terms: dict[str, np.ndarray]
+    logits: np.ndarray
+    query_types: np.ndarray
+    angles: np.ndarray | None = None
     ids: np.ndarray | None = None
 
     @property
@@ -731,9 +739,9 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
     rotation = call.extra.get("position_embeddings")
     if rotation is not None:
         cos, sin = (_array(part[0]) for part in rotation)
-        spaces["query"], spaces["key"] = (
-            _rotated(spaces[space], cos, sin) for space in ("query", "key")
-        )
+        for space in ("query", "key"):
+            spaces[f"{space}_unrotated"] = spaces[space]
+            spaces[space] = _rotated(spaces[space], cos, sin)
     scaling = family.scaling(call.module, width)
     position = family.position(model, call, step.stack, spaces["query"], scaling)
 
@@ -749,7 +757,9 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
     rows_formed = np.flatnonzero(counted) if len(allowed) > 1000 else np.arange(len(allowed))
     logits, weights = logits[:, rows_formed], weights[:, rows_formed]
     allowed, queries = allowed[rows_formed], counted[rows_formed]
-    spaces["query"] = spaces["query"][:, rows_formed]
+    for space in ("query", "query_unrotated"):
+        if space in spaces:
+            spaces[space] = spaces[space][:, rows_formed]
     key_weight, key_bias = projections["key"]
     terms = {name: np.zeros_like(logits) for name in TERMS}
     contributions, sums = np.zeros((heads, *read["key"].shape)), np.zeros_like(logits)
@@ -805,6 +815,9 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
         contributions,
         pairs,
         terms,
+        logits,
+        types[rows_formed],
+        None if rotation is None else np.arctan2(sin, cos)[:, : cos.shape[1] // 2],
     )
 
 
@@ -1055,7 +1068,7 @@ class Reference:
             return [at.final[at.counted][None] for at in layers]
         return [
             at.attention.spaces[space][
-                :, at.attention.counted if space == "query" else at.attention.counted_keys
+                :, at.attention.counted if "query" in space else at.attention.counted_keys
             ]
             for at in layers
         ]
@@ -1070,7 +1083,10 @@ class Reference:
         final = [
             layer for layer in self.layers if self.utterances[0].layers[layer].final is not None
         ]
-        places = {"hidden": self.layers, "final": final}
+        rotated = [
+            layer for layer in self.attending if self._attentions(layer)[0].angles is not None
+        ]
+        places = {"hidden": self.layers, "final": final, **dict.fromkeys(UNROTATED, rotated)}
         return [(space, layer) for space in SPACES for layer in places.get(space, self.attending)]
 
     def _rows(self, space: str, layer: int, **columns: np.ndarray) -> list[dict]:
@@ -1206,9 +1222,17 @@ class Reference:
     @table("layer head cosine ci_low ci_high dot")
     def qk_alignment(self) -> pd.DataFrame:
         """Cosine and scalar product of the mean query and the mean key."""
+        return self._alignment("query", "key")
+
+    @table("layer head cosine ci_low ci_high dot", on_request=True)
+    def qk_alignment_unrotated(self) -> pd.DataFrame:
+        """The same before rotation."""
+        return self._alignment(*UNROTATED)
+
+    def _alignment(self, *spaces: str) -> pd.DataFrame:
         rows = []
-        for layer in self.attending:
-            queries, keys = self._vectors("query", layer), self._vectors("key", layer)
+        for layer in [layer for space, layer in self._spaces() if space == spaces[0]]:
+            queries, keys = (self._vectors(space, layer) for space in spaces)
 
             def numbers(chosen, queries=queries, keys=keys):
                 query, key = (
@@ -1360,6 +1384,77 @@ class Reference:
                 rows.append(
                     {"layer": layer, "head": head + 1, "mass": mass, "ci_low": low, "ci_high": high}
                 )
+        return pd.DataFrame(rows)
+
+    @table(
+        "layer head pair frequency query_resultant key_resultant query_resultant_rotated "
+        "key_resultant_rotated alignment ci_low ci_high",
+        on_request=True,
+    )
+    def rotary_pairs(self) -> pd.DataFrame:
+        """Of the directions of each pair of dimensions, before and after rotation: the length of
+        their mean, and the cosine between the means of queries and of keys before it.
+        """
+        rows = []
+        for layer in [layer for space, layer in self._spaces() if space == UNROTATED[0]]:
+            attentions = self._attentions(layer)
+            pairs = attentions[0].angles.shape[1]
+            steps = []
+            for attention in attentions:
+                apart = np.angle(np.exp(1j * np.diff(attention.angles, axis=0)))
+                steps.append(
+                    np.abs(apart)[attention.counted_keys[1:] & attention.counted_keys[:-1]]
+                )
+            frequency = np.concatenate(steps).mean(0)
+            found = {}
+            for space in (*UNROTATED, "query", "key"):
+                # Dimensions i and i + r/2 turn together.
+                of_texts = self._vectors(space, layer)
+                found[space] = [v[..., :pairs] + 1j * v[..., pairs : 2 * pairs] for v in of_texts]
+            key_heads = len(found["key"][0])
+            every = list(range(len(attentions)))
+            for head in self._heads(layer):
+                of_key = head // (len(self._heads(layer)) // key_heads)
+
+                def mean(space, chosen, pair, head=head, of_key=of_key, found=found):
+                    which = head if "query" in space else of_key
+                    z = np.concatenate([found[space][i][which, :, pair] for i in chosen])
+                    return (z / np.abs(z)).mean()
+
+                for pair in range(pairs):
+
+                    def alignment(chosen, pair=pair, mean=mean):
+                        query, key = (mean(space, chosen, pair) for space in UNROTATED)
+                        return np.cos(np.angle(query) - np.angle(key))
+
+                    row = {"layer": layer, "head": head + 1, "pair": pair}
+                    row["frequency"] = frequency[pair]
+                    for space in UNROTATED:
+                        plain = space.removesuffix("_unrotated")
+                        row[f"{plain}_resultant"] = abs(mean(space, every, pair))
+                        row[f"{plain}_resultant_rotated"] = abs(mean(plain, every, pair))
+                    low, high = np.clip(self._interval(alignment, every), -1, 1)
+                    row |= {"alignment": alignment(every), "ci_low": low, "ci_high": high}
+                    rows.append(row)
+        return pd.DataFrame(rows, columns=ON_REQUEST["rotary_pairs"])
+
+    @table("layer head query_type key_type logit", on_request=True)
+    def largest_logits(self) -> pd.DataFrame:
+        """The largest score before the softmax, after the scaling, of each two types of tokens."""
+        rows = []
+        for layer in self.attending:
+            for head in self._heads(layer):
+                for query_type in KEY_TYPES:
+                    for key_type in KEY_TYPES:
+                        logits = []
+                        for attention in self._attentions(layer):
+                            types = attention.query_types == query_type
+                            chosen = attention.allowed & (types & attention.counted)[:, None]
+                            chosen = chosen & (attention.key_types == key_type)
+                            logits += attention.logits[head][chosen].tolist()
+                        if logits:
+                            row = {"layer": layer, "head": head + 1, "query_type": query_type}
+                            rows.append({**row, "key_type": key_type, "logit": max(logits)})
         return pd.DataFrame(rows)
 
     @table("layer dimension token_type mean", of_hidden_states=True)
@@ -1602,7 +1697,9 @@ def _pair_mean(vectors: np.ndarray) -> np.ndarray:
 def _keyed(table: pd.DataFrame) -> pd.DataFrame:
     """The values of a table by what their row is about, in one order."""
     table = table.copy()
-    for column in table.columns.intersection(["space", "token_type", "key_type", "term"]):
+    for column in table.columns.intersection(
+        ["space", "token_type", "query_type", "key_type", "term"]
+    ):
         table[column] = table[column].astype(str)
     if "head" in table:
         table["head"] = table["head"].astype("Int64").fillna(0)

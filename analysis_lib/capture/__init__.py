@@ -11,15 +11,17 @@ neither (``hooked.py``). The tokens behind the vectors of a stack are in ``stack
 
 from analysis_lib.capture.activations import (
     BLOCKS,
+    LOGITS,
     LOSS,
     MASKED,
     OUTPUT,
     SCORES,
     SPACES,
+    UNROTATED,
     WEIGHTS,
     Activations,
 )
-from analysis_lib.capture.attention_rows import AttentionWeights, Block, Softmax
+from analysis_lib.capture.attention_rows import AttentionWeights, Block, Logits, Softmax
 from analysis_lib.capture.batching import batches, longest, unreadable
 from analysis_lib.capture.checked_pass import check, lacking, run
 from analysis_lib.capture.inputs import Batch, Reading, Settings

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from analysis_lib.capture.attention_rows import AttentionWeights
@@ -13,15 +14,19 @@ from analysis_lib.capture.outputs import Output
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors, wide
+from analysis_lib.models.parts import Rotation
+from analysis_lib.models.rotations import turn_of, unrotated
 
 # Inputs of metrics: the vectors of a space; the entropy of attention rows and their weight by type
-# of key; blocks of the weights themselves; or sums of scores.
-SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
+# of key; blocks of the weights themselves, or of the scores before the softmax; or sums of scores.
+UNROTATED = ("query_unrotated", "key_unrotated")
+SPACES = ("hidden", "final", "attention_input", "query", "key", "value", *UNROTATED)
 WEIGHTS = "weights"
 BLOCKS = "blocks"
+LOGITS = "logits"
 SCORES = "scores"
 # Inputs that only attention has.
-OF_ATTENTION = frozenset({"attention_input", "query", "key", "value", WEIGHTS, BLOCKS, SCORES})
+OF_ATTENTION = frozenset({*SPACES, WEIGHTS, BLOCKS, LOGITS, SCORES} - {"hidden", "final"})
 # Outputs of the model, compared with those without changes: vectors, predictions of the next token,
 # and predictions of masked tokens in a separate pass.
 OUTPUT, LOSS, MASKED = "output", "loss", "masked"
@@ -50,8 +55,13 @@ class Activations:
             (one head): it arrives separately, after the last layer of its stack and with that
             layer's number; ``attention_input`` is the input of the projection of keys (one head);
             ``query``, ``key`` and ``value`` are by head, as they enter attention: after bias,
-            normalisation and rotation.
-        attention: the attention weights, if a metric needs ``weights`` or ``blocks``.
+            normalisation and rotation. ``query_unrotated`` and ``key_unrotated`` are those before
+            rotation; a layer that does not rotate them has none.
+        rotation: how the layer rotates queries and keys, if their vectors before rotation are
+            needed.
+        turn: the factor of each pair of dimensions, see
+            :func:`~analysis_lib.models.rotations.turn_of`.
+        attention: the attention weights, if a metric needs ``weights``, ``blocks`` or ``logits``.
         scores: sums of the attention scores, if a metric needs ``scores``.
         attended: whether the layer's attention was captured.
         output: the output of the model, if a metric needs it or its predictions; it arrives
@@ -63,6 +73,8 @@ class Activations:
     part: str
     tokens: Tokens
     spaces: dict[str, Vectors] = field(default_factory=dict)
+    rotation: Rotation | None = None
+    turn: Tensor | None = None
     attention: AttentionWeights | None = None
     scores: ScoreSums | None = None
     attended: bool = False
@@ -98,6 +110,7 @@ class CurrentLayer:
         self.encoded: Tokens | None = None
         self._previous: Vectors | None = None
         self._unpadded: dict[tuple[int, tuple[str, ...]], Tokens] = {}
+        self._turns: dict[tuple, tuple[Tensor, Tensor]] = {}
         self._visibilities: dict[tuple, tuple[Tensor | None, Visibility, Tensor | None]] = {}
 
     def changed(
@@ -154,15 +167,25 @@ class CurrentLayer:
         value: Tensor,
         key_input: Tensor | None,
         visibility: Visibility,
+        rotation: Rotation | None = None,
+        angles: Sequence[Tensor] = (),
     ) -> None:
         """Record those vectors of the layer's attention that the metrics need.
 
         Args:
             key_input: the input of the projection of keys, if known.
+            rotation: how queries and keys are rotated, if they are.
+            angles: the angles that the attention is called with.
         """
         spaces = self.activations.spaces
         keys = visibility.keys
         given = {"query": query, "key": key, "value": value}
+        if rotation is not None and self.needs.intersection(UNROTATED):
+            self.activations.rotation = rotation
+            turn = self.activations.turn = self._turn(rotation, angles, query)
+            before = unrotated(torch.cat([query, key], 1), turn, rotation)
+            heads = query.shape[1], key.shape[1]
+            given |= dict(zip(UNROTATED, before.split(heads, 1), strict=True))
         wanted = {name: values for name, values in given.items() if name in self.needs}
         if "query" in wanted and visibility.queries is not keys:
             spaces["query"] = Vectors(wanted.pop("query"), visibility.queries)
@@ -170,6 +193,14 @@ class CurrentLayer:
         if "attention_input" in self.needs and key_input is not None:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True
+
+    def _turn(self, rotation: Rotation, angles: Sequence[Tensor], like: Tensor) -> Tensor:
+        """The factors of a rotation; computed once for the layers that share angles."""
+        key = (*map(id, angles), rotation, like.dtype, like.shape[2])
+        if key not in self._turns:
+            # The angles are kept because their ids may be given to others once they are freed.
+            self._turns[key] = angles, turn_of(angles, rotation, like)
+        return self._turns[key][1]
 
     def visibility(
         self,

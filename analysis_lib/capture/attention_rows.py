@@ -63,11 +63,21 @@ class Softmax:
         if self._only is not None:
             yield self._only
             return
+        every = slice(0, len(self.query)), slice(0, self.query.shape[1])
+        all_rows = (*every, slice(0, self.query.shape[2]))
+        for logits in self.logits():
+            block = self._block(logits)
+            if block.part == all_rows:
+                self._only = block
+            yield block
+
+    def logits(self) -> Iterator["Logits"]:
+        """The scores of blocks of rows that together cover all rows, before the softmax."""
         every = Band(slice(0, self.query.shape[2]), slice(0, self.key.shape[2]))
         for band in self.bands or [every]:
-            yield from self._of_band(band, is_only=band == every)
+            yield from self._logits_of_band(band)
 
-    def _of_band(self, band: Band, is_only: bool) -> Iterator["Block"]:
+    def _logits_of_band(self, band: Band) -> Iterator["Logits"]:
         key_count = self.key.shape[2]
         shape = (*self.query.shape[:3], key_count)
         bias = None if self.bias is None else self.bias.expand(shape)
@@ -76,8 +86,7 @@ class Softmax:
             rows = band.queries.stop - band.queries.start
             hidden = rows_of(self.hidden, band.queries).expand(*shape[:2], rows, key_count)
         lowest = lowest_score(self.query.dtype)
-        every = [*parts(self.query, band, self.causal)]
-        for part in every:
+        for part in parts(self.query, band, self.causal):
             utterances, heads, queries = part
             seen = band.keys
             if self.causal:
@@ -93,20 +102,40 @@ class Softmax:
                 first = band.queries.start
                 rows = slice(queries.start - first, queries.stop - first)
                 scores.masked_fill_(hidden[utterances, heads, rows, seen], lowest)
-            largest = scores.amax(-1, keepdim=True)
-            # ``softmax`` takes several times as long over rows of fewer than sixteen keys.
-            shifted = scores.sub_(largest)
-            powers = shifted.exp()
-            total = powers.sum(-1, keepdim=True)
-            kept = None
-            if self.sinks is not None:
-                logits = (total.log() + largest).squeeze(-1)
-                sinks = self.sinks[heads].unsqueeze(-1)
-                kept = torch.sigmoid(logits - sinks)
-            block = Block(part, key_count, powers, shifted, total, kept, seen.start)
-            if is_only and len(every) == 1:
-                self._only = block
-            yield block
+            yield Logits(part, scores, seen)
+
+    def _block(self, logits: "Logits") -> "Block":
+        """The weights of some rows; their scores are overwritten."""
+        scores = logits.scores
+        largest = scores.amax(-1, keepdim=True)
+        # ``softmax`` takes several times as long over rows of fewer than sixteen keys.
+        shifted = scores.sub_(largest)
+        powers = shifted.exp()
+        total = powers.sum(-1, keepdim=True)
+        kept = None
+        if self.sinks is not None:
+            of_keys = (total.log() + largest).squeeze(-1)
+            sinks = self.sinks[logits.part[1]].unsqueeze(-1)
+            kept = torch.sigmoid(of_keys - sinks)
+        first_key = logits.keys.start
+        return Block(logits.part, self.key.shape[2], powers, shifted, total, kept, first_key)
+
+
+@dataclass(eq=False)
+class Logits:
+    """Some rows of the scores of a layer as they enter the softmax.
+
+    They are scaled, capped where the model caps them, and have their bias.
+
+    Attributes:
+        part: the slices of utterances, heads and queries.
+        scores: the scores; :func:`lowest_score` where a query does not see a key.
+        keys: the slice of the keys; queries of the block see no others.
+    """
+
+    part: Part
+    scores: Float[Tensor, "utterance head query seen"]
+    keys: slice
 
 
 @dataclass(eq=False)
@@ -211,6 +240,8 @@ class AttentionWeights:
         entropy: −Σ p ln p of each row, in nats, in [0, ln keys]; None unless ``weights`` are
             needed.
         mass: the weight that each query gives to the keys of each type; None likewise.
+        logits: returns the scores before the softmax, block by block; None where the model gives
+            its weights alone.
         has_sink: whether a learnt sink, a logit beside the scores, takes weight and gives no value.
             It is the last type, and a key of each query.
     """
@@ -220,6 +251,7 @@ class AttentionWeights:
     blocks: Callable[[], Iterable[Block]]
     entropy: Float[Tensor, "utterance head token"] | None = None
     mass: Float[Tensor, "utterance head token type"] | None = None
+    logits: Callable[[], Iterable[Logits]] | None = None
     has_sink: bool = False
 
     def reduce(self, function: Callable[[Block], Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from analysis_lib.capture import masks
 from analysis_lib.capture.activations import (
     BLOCKS,
+    LOGITS,
     OF_ATTENTION,
     SCORES,
     WEIGHTS,
@@ -35,6 +36,7 @@ from analysis_lib.capture.projections import ProjectionHooks, score_sums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
+from analysis_lib.models.calls import angles_of
 from analysis_lib.models.factors import AttentionSeen, OwnAttention
 from analysis_lib.models.parts import Attention
 
@@ -186,7 +188,9 @@ class InterfaceAttention:
         # wants heads first.
         as_given = wide(query), wide(key), wide(value)
         query, key, value = (values.contiguous() for values in as_given)
-        layer.take(query, key, value, call.key_input, visibility)
+        angles = angles_of(call.arguments)
+        rotation = self.own[module].rotates
+        layer.take(query, key, value, call.key_input, visibility, rotation, angles)
         if SCORES in layer.needs:
             position = None if bias is None else bias / scaling
             inputs = layer.vectors(call.key_input, visibility.keys)
@@ -201,7 +205,7 @@ class InterfaceAttention:
                 position,
             )
         plain = softcap is None and sinks is None
-        if plain and not layer.needs & {WEIGHTS, BLOCKS}:
+        if plain and not layer.needs & {WEIGHTS, BLOCKS, LOGITS}:
             return _fused(*as_given, _joined(mask, bias), scaling, visibility).to(dtype)
         shared_by = query.shape[1] // key.shape[1]
         if shared_by > 1:
@@ -223,7 +227,13 @@ class InterfaceAttention:
             visibility.bands,
         )
         has_sink = sinks is not None
-        attention = AttentionWeights(visibility, query.shape[1], softmax.blocks, has_sink=has_sink)
+        attention = AttentionWeights(
+            visibility,
+            query.shape[1],
+            softmax.blocks,
+            logits=softmax.logits,
+            has_sink=has_sink,
+        )
         layer.activations.attention = attention
         if plain and WEIGHTS not in layer.needs:
             return _fused(*as_given, _joined(mask, bias), scaling, visibility).to(dtype)

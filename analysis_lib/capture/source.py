@@ -6,11 +6,13 @@ from typing import Any
 
 from analysis_lib.capture.activations import (
     BLOCKS,
+    LOGITS,
     LOSS,
     MASKED,
     OUTPUT,
     SCORES,
     SPACES,
+    UNROTATED,
     WEIGHTS,
     Receive,
 )
@@ -24,7 +26,7 @@ from analysis_lib.models.devices import used
 from analysis_lib.models.parts import Layout
 
 # All inputs that a metric can need.
-NEEDS = frozenset({*SPACES, WEIGHTS, BLOCKS, SCORES, OUTPUT, LOSS, MASKED})
+NEEDS = frozenset({*SPACES, WEIGHTS, BLOCKS, LOGITS, SCORES, OUTPUT, LOSS, MASKED})
 # Size of weights in bytes from which on the operations of a model occupy all threads.
 LARGE = 2**30
 WITHOUT_ATTENTION = frozenset({"hidden", "final", OUTPUT, LOSS, MASKED})
@@ -123,7 +125,11 @@ class ModelSource(Source):
             reasons[SCORES] = (
                 "its keys are changed after they are made, so that no dimension has a share in them"
             )
-        return reasons | unsupported_by(self.model.layout)
+        layout = self.model.layout
+        reasons |= without_rotation(layout)
+        if all(attention.hooked for _, attention in self.model.attending):
+            reasons[LOGITS] = "its attention shows weights, and no scores"
+        return reasons | unsupported_by(layout)
 
     def refuse_unreadable(self, items: Sequence) -> None:
         refuse_all(unreadable(self.model, items))
@@ -150,6 +156,23 @@ def unsupported_by(layout: Layout) -> dict[str, str]:
         return {}
     reason = "its attention is not captured" if layout.uncaptured else "it has no attention"
     return dict.fromkeys(NEEDS - WITHOUT_ATTENTION, reason)
+
+
+def without_rotation(layout: Layout) -> dict[str, str]:
+    """Vectors before rotation, if a model does not have them, with the reason."""
+    attentions = [
+        attention
+        for stack in layout.stacks
+        for attention in (*stack.each, stack.attention, *stack.further)
+        if attention is not None
+    ]
+    if any(attention.may_rotate for attention in attentions):
+        reason = "what its queries and keys are before rotation could not be shown"
+    elif not any(attention.rotates for attention in attentions):
+        reason = "it does not rotate queries and keys"
+    else:
+        return {}
+    return dict.fromkeys(UNROTATED, reason)
 
 
 def as_source(model: "LoadedModel | Source") -> Source:

@@ -18,16 +18,16 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from analysis_lib.capture import VECTORS_OF, Activations, Owners, Vectors
+from analysis_lib.capture import UNROTATED, VECTORS_OF, Activations, Owners, Vectors
 from analysis_lib.errors import AnalysisError, in_order, require_choice, require_known
 from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.metrics.sums import OF_ALL, WHOLE, Groups, GroupSums, Key, Sums
+from analysis_lib.metrics.sums import OF_ALL, WHOLE, Groups, GroupSums, Key, Maxima, Sums
 from analysis_lib.models import TOKEN_TYPES
 
 # Number of groups of the jackknife, which leaves out one at a time, see ``Corpus.groups``.
 GROUPS = 20
 # Spaces whose vectors are compared, in table order.
-VECTOR_SPACES = ("hidden", "final", "query", "key", "value")
+VECTOR_SPACES = ("hidden", "final", "query", "key", "value", *UNROTATED)
 # Spaces that have no heads.
 WHOLE_SPACES = ("hidden", "final")
 # Types of keys, in table order.
@@ -162,6 +162,8 @@ class Metric(ABC):
         of_pairs_within_utterances: whether the metric compares vectors of the same utterance.
         on_request: whether the metric is too expensive for ``all``.
         reason_for_none: the error where no layer has added anything.
+        state: what the values of ``update`` are added to: ``Sums``, or ``Maxima`` for running
+            maxima, which have no jackknife groups.
 
     Raises:
         AnalysisError: an unknown ``vectors_of``, or one for a metric that does not read vectors, or
@@ -183,9 +185,10 @@ class Metric(ABC):
     on_request: ClassVar[bool] = False
     reason_for_none: ClassVar[str] = "nothing was measured"
     vectors_of: str = "token"
+    state: ClassVar[type[Sums | Maxima]] = Sums
 
     def __init__(self, vectors_of: str = "token") -> None:
-        self.sums = Sums()
+        self.sums = self.state()
         require_choice("vectors_of", vectors_of, VECTORS_OF)
         if vectors_of == "token":
             # No parameter: tables that were stored without it stay valid.
@@ -213,7 +216,7 @@ class Metric(ABC):
     def fresh(self, sums: Mapping[Key, GroupSums] | None = None) -> Self:
         """A new accumulator with the same parameters, empty or with the given sums."""
         other = copy.copy(self)
-        other.sums = Sums(sums)
+        other.sums = self.state(sums)
         return other
 
     def merge(self, other: Self) -> None:

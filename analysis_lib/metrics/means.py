@@ -1,8 +1,10 @@
 """Mean vectors of spaces: their norm, called drift, those of each head, and query-key alignment."""
 
+from typing import ClassVar
+
 import numpy as np
 
-from analysis_lib.capture import Activations
+from analysis_lib.capture import UNROTATED, Activations
 from analysis_lib.capture.vectors import norm_sum
 from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, Metric, means_of
 
@@ -40,12 +42,12 @@ class HeadMeans(Metric):
 
     Source: Godey et al. 2024, sec. 5: Q̄ and K̄.
 
-    Columns: space (query, key or value), layer, head, dimension (of the head, from 0) and mean, in
-    the units of the vectors.
+    Columns: space (query, key, value, query_unrotated or key_unrotated), layer, head, dimension (of
+    the head, from 0) and mean, in the units of the vectors.
     """
 
     name = "head_means"
-    needs = frozenset({"query", "key", "value"})
+    needs = frozenset({"query", "key", "value", *UNROTATED})
     axes = ("head", "dimension")
     by_space = True
 
@@ -74,14 +76,17 @@ class QueryKeyAlignment(Metric):
     axes = ("head",)
     interval = "cosine"
     limits = (-1, 1)
+    spaces: ClassVar[tuple[str, str]] = ("query", "key")
 
     def update(self, activations: Activations) -> None:
         if not self.needs <= activations.spaces.keys():
             return
         layer = activations.layer
+        names = dict(zip(self.spaces, ("query", "key"), strict=True))
         for space, vectors in self.vectors(activations):
-            self.add((space, layer), vectors.sum, activations)
-            self.add((f"{space} tokens", layer), vectors.counts, activations)
+            name = names[space]
+            self.add((name, layer), vectors.sum, activations)
+            self.add((f"{name} tokens", layer), vectors.counts, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
         query = sums["query"] / sums["query tokens"][:, None, None]
@@ -93,3 +98,18 @@ class QueryKeyAlignment(Metric):
         query_norm = np.linalg.norm(query, axis=-1)
         key_norm = np.linalg.norm(key, axis=-1)
         return {"cosine": means_of(dot, query_norm * key_norm), "dot": dot}
+
+
+class UnrotatedAlignment(QueryKeyAlignment):
+    """Cosine and scalar product of the mean query and the mean key before rotation by position.
+
+    Rotary models rotate queries and keys by their positions, and the means of ``qk_alignment`` are
+    taken after that: they lose what turns fast. The columns are those of ``qk_alignment``. Layers
+    without a rotation have no row. Made on request.
+    """
+
+    name = "qk_alignment_unrotated"
+    needs = frozenset(UNROTATED)
+    on_request = True
+    reason_for_none = "no layer rotates queries and keys: leave it out"
+    spaces = UNROTATED

@@ -156,6 +156,46 @@ class Sums(Mapping[Key, GroupSums]):
         return len(self._block_of)
 
 
+class Maxima(Mapping[Key, GroupSums]):
+    """Largest values by key, over all groups at once; what is added or merged changes them.
+
+    It takes the part of :class:`Sums` in a metric whose values are maxima. A NaN stays.
+    """
+
+    def __init__(self, maxima: Mapping[Key, GroupSums] | None = None) -> None:
+        self._largest: dict[Key, Tensor] = {}
+        for key, (_, values) in (maxima or {}).items():
+            self._largest[key] = torch.as_tensor(values)[0]
+
+    def add(self, key: Key, values: Tensor, *_: object) -> None:
+        """Keep the largest of the values, over their first axis, and of those added before."""
+        with torch.inference_mode(False), torch.no_grad():
+            largest = values.double().amax(0)
+            if key in self._largest:
+                largest = torch.maximum(self._largest[key], largest)
+            self._largest[key] = largest
+
+    def settle(self) -> None:
+        """Nothing waits."""
+
+    def arrays(self) -> dict[Key, GroupSums]:
+        """The values as arrays in main memory."""
+        arrays = {}
+        for key in self:
+            groups, values = self[key]
+            arrays[key] = GroupSums(groups, values.cpu().numpy())
+        return arrays
+
+    def __getitem__(self, key: Key) -> GroupSums:
+        return GroupSums((WHOLE,), self._largest[key].unsqueeze(0))
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._largest)
+
+    def __len__(self) -> int:
+        return len(self._largest)
+
+
 def _alone(values: Tensor) -> Tensor:
     """The values themselves, or a copy if they are a small part of a tensor.
 

@@ -33,6 +33,7 @@ from analysis_lib.models.probe import (
     traced,
     traced_with_hidden_states,
 )
+from analysis_lib.models.rotations import find_rotation
 
 NO_TOKENS = "which stand for no tokens: give another model"
 
@@ -383,7 +384,9 @@ def _attentions(
             and times[call.module] == 1
             and call.module in paths
         ):
-            attentions.append(Attention(paths[call.module], **find_keys(call, trace), own=call.own))
+            keys = find_keys(call, trace)
+            rotation = find_rotation(call, trace, keys)
+            attentions.append(Attention(paths[call.module], **keys, **rotation, own=call.own))
     return attentions
 
 

@@ -24,6 +24,27 @@ MOST = {"layers": 10_000, "num_labels": 1_000_000}
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """How attention rotates queries and keys: it turns pairs of dimensions by angles.
+
+    Attributes:
+        pairs: the number of pairs.
+        first: the first dimension that is rotated; the others stay as they are.
+        interleaved: whether neighbouring dimensions are a pair, unlike dimensions that lie half of
+            the rotated width apart.
+        angles: the layout of the angles that the module is called with: ``halves`` (of all pairs,
+            twice), ``neighbours`` (each twice) or ``once``.
+        backwards: whether it turns the second dimension of a pair towards the first.
+    """
+
+    pairs: int
+    first: int = 0
+    interleaved: bool = False
+    angles: str = "halves"
+    backwards: bool = False
+
+
+@dataclass(frozen=True)
 class Attention:
     """Self-attention inside a block.
 
@@ -57,6 +78,8 @@ class Attention:
         seen: the argument that is added to scores to hide keys, or else the attribute that marks
             visible keys; None if queries see all keys.
         own: whether the module computes attention by itself, which shows in its softmax.
+        rotates: how queries and keys are rotated; None if they are not, or if it was not shown.
+        may_rotate: whether they may be rotated in a way that was not shown.
     """
 
     module: str
@@ -78,6 +101,8 @@ class Attention:
     heads: str = "num_attention_heads"
     seen: str | None = None
     own: bool = False
+    rotates: Rotation | None = None
+    may_rotate: bool = False
 
     @property
     def hooked(self) -> bool:

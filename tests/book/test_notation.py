@@ -16,9 +16,13 @@ from analysis_lib import measure, metrics
 
 PAGE = Path(__file__).parents[2] / "book" / "notation.md"
 TEXT = tiny.TEXTS[4]
-# Predicting tokens takes a model that does; what an intervention changes takes one.
+ROTARY = ("rotary_pairs", "qk_alignment_unrotated")
+# Predicting tokens takes a model that does; what an intervention changes takes one; and what is
+# before rotation, one that rotates.
 OF_ANY_MODEL = [
-    name for name in metrics.METRICS if not name.endswith(("_token_loss", "output_change"))
+    name
+    for name in metrics.METRICS
+    if not name.endswith(("_token_loss", "output_change")) and name not in ROTARY
 ]
 
 
@@ -69,7 +73,9 @@ def given():
         "ids": inputs["input_ids"][0],
         "key_projection": type("Projection", (), {"weight": weight.detach()}),
     }
-    return names, measure(model, [TEXT], OF_ANY_MODEL, tokenizer=tokenizer)
+    tables = dict(measure(model, [TEXT], OF_ANY_MODEL, tokenizer=tokenizer))
+    rotary, reads = tiny.build("qwen3")
+    return names, tables | dict(measure(rotary, [TEXT], ROTARY, tokenizer=reads))
 
 
 # Which row the lines compute, where that is not the one of the first layer, and of the second head.
@@ -77,6 +83,7 @@ ROWS = {
     "attention_by_token_type": "layer == 1 and head == 2 and key_type == 'punct'",
     "norms_by_type": "space == 'hidden' and layer == 0 and token_type == 'punct'",
     "value_weighted_attention": "layer == 1 and head == 2 and key_type == 'punct'",
+    "largest_logits": "layer == 1 and head == 2 and query_type == key_type == 'punct'",
 }
 # Those whose lines give no single row: tests of their own follow.
 OF_MANY_ROWS = {
@@ -100,6 +107,37 @@ def test_the_lines_of_a_table(given, name):
     assert columns
     for column in columns:
         assert float(names[column].mean()) == pytest.approx(row[column], rel=1e-6), column
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_the_lines_of_a_table_before_rotation(given, name):
+    """Layer 1 and head 2 of a tiny Qwen3, in which two heads of queries share one of keys."""
+    model, tokenizer = tiny.build("qwen3")
+    model = model.double().eval()
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    block = model.layers[0]
+    attention = block.self_attn
+    with torch.no_grad():
+        read = block.input_layernorm(model.embed_tokens(ids))
+        queries = attention.q_norm(attention.q_proj(read).unflatten(-1, (4, -1)))[0, :, 1]
+        keys = attention.k_norm(attention.k_proj(read).unflatten(-1, (2, -1)))[0, :, 0]
+    pairs = queries.shape[1] // 2
+    angles = torch.outer(torch.arange(len(queries)), 1e4 ** -(torch.arange(pairs) / pairs))
+    names = {
+        "torch": torch,
+        "unrotated_queries": queries,
+        "unrotated_keys": keys,
+        "query_pairs": torch.complex(*queries.split(pairs, 1)),
+        "key_pairs": torch.complex(*keys.split(pairs, 1)),
+        "turn": torch.exp(1j * angles.double()),
+    }
+    exec(_lines(name), names)
+    rows = given[1][name].query("layer == 1 and head == 2")
+    columns = [column for column in rows if column in names]
+    assert len(columns) == (2 if name == "qk_alignment_unrotated" else 6)
+    for column in columns:
+        values = np.atleast_1d(names[column])
+        np.testing.assert_allclose(values, rows[column], rtol=1e-4, atol=1e-6, err_msg=column)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 architecture.
 """
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,7 +12,7 @@ import reference
 import tiny
 from reference import COLUMNS, KEYS, ON_REQUEST, assert_agree
 
-from analysis_lib import load_corpus, load_model, measure
+from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.capture import attention_rows
 from analysis_lib.corpora import Corpus, Sound
 from analysis_lib.models import folders
@@ -162,8 +163,28 @@ def test_every_architecture(name, special_tokens, tiny_folder):
     assert_agree(tables, expected, FLOAT64)
 
 
-@pytest.mark.parametrize("metric", ON_REQUEST)
-@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "deberta-v3", "canine", "qwen3"])
+WITHOUT_ROTATION = ("bert", "gpt2", "t5", "deberta-v3", "canine")
+ROTARY = ("qwen3", "gpt_neox", "modernbert")
+# Metrics that an architecture does not have: it has no rotation, or its scores do not show.
+ABSENT = [
+    *itertools.product(WITHOUT_ROTATION, ("rotary_pairs", "qk_alignment_unrotated")),
+    *(("deberta-v3", "largest_logits"), ("canine", "largest_logits")),
+]
+
+
+@pytest.mark.parametrize(("name", "metric"), ABSENT)
+def test_what_is_absent_is_refused_in_one_line(name, metric, tiny_folder):
+    reasons = {"largest_logits": "its attention shows weights, and no scores"}
+    reason = reasons.get(metric, "it does not rotate queries and keys")
+    words = f"^{metric} makes no sense for .*: {reason}; leave it out$"
+    with pytest.raises(AnalysisError, match=words):
+        measure(str(tiny_folder(name)), tiny.corpus(name), metric, progress=False)
+
+
+PRESENT = {*itertools.product((*WITHOUT_ROTATION, *ROTARY), ON_REQUEST)} - {*ABSENT}
+
+
+@pytest.mark.parametrize(("name", "metric"), sorted(PRESENT))
 def test_what_is_made_on_request(name, metric, tiny_folder):
     folder = tiny_folder(name)
     corpus = Corpus("texts", (*tiny.TEXTS[:5], LONG[0]))
