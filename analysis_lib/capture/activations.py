@@ -25,6 +25,8 @@ OF_ATTENTION = frozenset({"attention_input", "query", "key", "value", WEIGHTS, B
 # Outputs of the model, compared with those without changes: vectors, predictions of the next token,
 # and predictions of masked tokens in a separate pass.
 OUTPUT, LOSS, MASKED = "output", "loss", "masked"
+# Hidden vectors of a second model for the same items, see ``paired.py``.
+BESIDE = "beside"
 # The stack of cross-attention, and the stack of the further attentions of a block.
 CROSS = "cross"
 FURTHER = ("second", "third", "fourth")
@@ -56,6 +58,8 @@ class Activations:
         attended: whether the layer's attention was captured.
         output: the output of the model, if a metric needs it or its predictions; it arrives
             separately, last.
+        beside: the hidden vectors of a second model, by layer, if two are compared; they are in the
+            order of those of the first.
     """
 
     layer: int
@@ -67,6 +71,7 @@ class Activations:
     scores: ScoreSums | None = None
     attended: bool = False
     output: Output | None = None
+    beside: dict[int, Vectors] = field(default_factory=dict)
 
 
 Receive = Callable[[Activations], None]

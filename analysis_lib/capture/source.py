@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from analysis_lib.capture.activations import (
+    BESIDE,
     BLOCKS,
     LOSS,
     MASKED,
@@ -24,7 +25,7 @@ from analysis_lib.models.devices import used
 from analysis_lib.models.parts import Layout
 
 # All inputs that a metric can need.
-NEEDS = frozenset({*SPACES, WEIGHTS, BLOCKS, SCORES, OUTPUT, LOSS, MASKED})
+NEEDS = frozenset({*SPACES, WEIGHTS, BLOCKS, SCORES, OUTPUT, LOSS, MASKED, BESIDE})
 # Size of weights in bytes from which on the operations of a model occupy all threads.
 LARGE = 2**30
 WITHOUT_ATTENTION = frozenset({"hidden", "final", OUTPUT, LOSS, MASKED})
@@ -123,6 +124,7 @@ class ModelSource(Source):
             reasons[SCORES] = (
                 "its keys are changed after they are made, so that no dimension has a share in them"
             )
+        reasons[BESIDE] = "it compares two models, as `compare` does"
         return reasons | unsupported_by(self.model.layout)
 
     def refuse_unreadable(self, items: Sequence) -> None:
