@@ -132,6 +132,9 @@ class PairSource(Source):
         return PairSource(ModelPair(pair.first.replica(), pair.other.replica(), pair.level))
 
     def unsupported(self, items: Sequence, settings: Settings) -> dict[str, str]:
+        for source in (self.first, self.other):
+            # What cannot be captured of a model is not asked for when its pass is checked.
+            source.unsupported(items, settings)
         return dict.fromkeys(NEEDS - {BESIDE}, "two models are compared by hidden states alone")
 
     def refuse_unreadable(self, items: Sequence) -> None:
@@ -212,13 +215,13 @@ class _Units:
 
     def of_first(self, activations: Activations) -> Float[Tensor, "item unit dim"] | None:
         """Vectors of the units in a layer of the first model; None where it has none."""
-        return self._pooled(activations, self.batch.first, self._of_first)
+        return self._pooled(self.pair.first, activations, self.batch.first, self._of_first)
 
     def of_other(
         self, activations: Activations, part: Batch
     ) -> Float[Tensor, "item unit dim"] | None:
         """The same of the other model, for one of its batches."""
-        return self._pooled(activations, part, self._of_other)
+        return self._pooled(self.pair.other, activations, part, self._of_other)
 
     def _members(self, loaded: LoadedModel, part: Batch) -> dict[int, dict[int, list[int]]]:
         """For each item, the places of the tokens of each of its units.
@@ -252,6 +255,7 @@ class _Units:
 
     def _pooled(
         self,
+        loaded: LoadedModel,
         activations: Activations,
         part: Batch,
         members: dict[int, dict[int, list[int]]],
@@ -260,6 +264,11 @@ class _Units:
         if hidden is None:
             return None
         values = hidden.values[:, 0]
+        if not values.sum().isfinite():
+            raise AnalysisError(
+                f"{loaded.name}: layer {activations.layer} has vectors that are not finite (NaN or "
+                "infinity): its weights or its precision do not carry this corpus"
+            )
         if self.pair.level == ITEM:
             counted = hidden.tokens.counted.to(values)
             mean = counted / counted.sum(1, keepdim=True).clamp_min(1)

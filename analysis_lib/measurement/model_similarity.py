@@ -32,8 +32,7 @@ def similarity(
     other: LoadedModel | str | Path | nn.Module,
     data: Corpus | str | Path | Iterable,
     *,
-    layers: Sequence[int] | None = None,
-    other_layers: Sequence[int] | None = None,
+    metric: RepresentationSimilarity | None = None,
     special_tokens: bool = True,
     tokens_per_batch: int = Settings.tokens_per_batch,
     workers: int = 1,
@@ -50,9 +49,8 @@ def similarity(
     Args:
         model, other: from ``load_model``, or its arguments.
         data: from ``load_corpus``, or one of its arguments.
-        layers, other_layers: the layers to compare. By default all, or as many evenly spaced ones
-            as two gigabytes of sums allow, with a note: a pair of layers of width d takes 160 d²
-            bytes.
+        metric: says which layers to compare. By default all, or as many evenly spaced ones as two
+            gigabytes of sums allow, with a note: a pair of layers of width d takes 160 d² bytes.
         special_tokens: whether [CLS] and [SEP] count.
         tokens_per_batch, workers, checkpoints, progress: as in ``measure``.
 
@@ -76,8 +74,10 @@ def similarity(
         )
     source = PairSource(ModelPair(first, second, common_level(first, second, corpus.items)))
     source.refuse_unreadable(corpus.items)
+    source.unsupported(corpus.items, settings)
     widths = _widths(source, corpus, settings)
-    chosen = _chosen_layers(source, widths, layers, other_layers)
+    metric = metric or RepresentationSimilarity()
+    chosen = _chosen_layers(source, widths, metric.chosen_layers, metric.other_layers)
     metric = RepresentationSimilarity(*chosen)
     work = (Workers(workers), checkpoints, progress, started)
     tables = stored_or_measured(source, corpus, [metric], settings, {}, *work)
@@ -137,7 +137,7 @@ def _chosen_layers(
         )
         logging.getLogger(__name__).warning(
             "note: %s: %s layers are compared, since the sums of all exceed two gigabytes: choose "
-            "others by layers= and other_layers=",
+            "others by RepresentationSimilarity(layers, other_layers)",
             pair.name,
             compared,
         )

@@ -254,7 +254,7 @@ def _centred_whole(sums: LayerSums, number: int) -> Matrix:
     return whole["product", number] - np.outer(mean, whole["other_sum", number])
 
 
-def _by_run(vectors: Vectors) -> list[Float[Tensor, "vector _"]]:
+def _by_run(vectors: Vectors) -> list[Float[Tensor, "_ _"]]:
     """The vectors that count, in double precision, by run of neighbouring items of one group."""
     values = vectors.values[:, 0]
     counted = vectors.tokens.counted
@@ -262,7 +262,7 @@ def _by_run(vectors: Vectors) -> list[Float[Tensor, "vector _"]]:
 
 
 def _products(
-    first: list[Float[Tensor, "vector _"]], other: list[Float[Tensor, "vector _"]]
+    first: list[Float[Tensor, "_ _"]], other: list[Float[Tensor, "_ _"]]
 ) -> dict[str, Tensor]:
     """Sums over the vectors of each run that involve both x and y, see :func:`unbiased_hsic`."""
     sums = defaultdict(list)

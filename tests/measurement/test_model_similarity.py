@@ -9,9 +9,10 @@ import tiny
 import torch
 import transformers
 
-from analysis_lib import AnalysisError, load_corpus, load_model, measure, similarity
+from analysis_lib import AnalysisError, compare, load_corpus, load_model, measure, similarity
 from analysis_lib.capture.paired import word_numbers
 from analysis_lib.metrics.accumulator import GROUPS
+from analysis_lib.metrics.representation_similarity import RepresentationSimilarity as of_layers
 
 TEXTS = [
     *tiny.TEXTS,
@@ -161,7 +162,7 @@ def test_other_tokens_are_compared_word_by_word(pair):
 def test_intervals_leave_out_one_group_at_a_time(pair):
     first, other, _ = pair
     corpus = load_corpus(TEXTS)
-    tables = similarity(loaded(first), loaded(other), corpus, layers=[3], progress=False)
+    tables = similarity(loaded(first), loaded(other), corpus, metric=of_layers([3]), progress=False)
     table = tables["representation_similarity"].set_index(["other_layer", "measure"])
     groups = np.array(corpus.groups(GROUPS))
     left_out = []
@@ -215,12 +216,12 @@ def test_each_token_is_in_the_word_where_it_begins(pair):
     [
         ({"layers": [9]}, "has no layer 9"),
         ({"layers": []}, "layers is empty"),
-        ({"other_layers": [0.5]}, "a layer"),
+        ({"other_layers": [-1]}, "a layer"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(pair, arguments, words):
     with pytest.raises(AnalysisError, match=words):
-        similarity(pair[0], pair[1], TEXTS, progress=False, **arguments)
+        similarity(pair[0], pair[1], TEXTS, metric=of_layers(**arguments), progress=False)
 
 
 def test_models_that_read_other_kinds_are_refused(pair, tmp_path):
@@ -232,3 +233,45 @@ def test_models_that_read_other_kinds_are_refused(pair, tmp_path):
 def test_one_model_alone_has_no_similarity(pair):
     with pytest.raises(AnalysisError, match="compares two models"):
         measure(pair[0], TEXTS, "representation_similarity", progress=False)
+
+
+def test_compare_gives_the_table_beside_others(pair, tmp_path):
+    first, other, _ = map(str, pair)
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(TEXTS))
+    names = "anisotropy,representation_similarity"
+    both = compare({str(data): [first, other]}, names, twins=0, progress=False)
+    assert [*both] == names.split(",")
+    table = both["representation_similarity"]
+    assert {*table["model"]} == {both.titles[first]}
+    assert {*table["compared_with"]} == {both.titles[other]}
+    alone = compare({str(data): [first, other]}, "representation_similarity", progress=False)
+    assert alone["representation_similarity"].equals(table)
+    whole = similarity(first, other, data, progress=False)["representation_similarity"]
+    assert whole.equals(table[whole.columns])
+
+
+def test_compare_refuses_one_model_and_settings_that_would_be_ignored(pair, tmp_path):
+    first, other, _ = map(str, pair)
+    corpus = str(tmp_path / "texts.txt")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    with pytest.raises(AnalysisError, match="compares two models"):
+        compare({corpus: [first]}, "representation_similarity", progress=False)
+    with pytest.raises(AnalysisError, match="long_texts"):
+        compare(
+            {corpus: [first, other]},
+            "representation_similarity",
+            long_texts="window",
+            progress=False,
+        )
+
+
+def test_vectors_that_are_not_finite_name_the_layer(pair, tmp_path):
+    model = transformers.AutoModel.from_pretrained(pair[1])
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.bias[0] = 1e38
+        model.encoder.layer[1].output.LayerNorm.weight[:] = 1e38
+    model.save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(pair[1]).save_pretrained(tmp_path)
+    with pytest.raises(AnalysisError, match="layer 2 has"):
+        similarity(pair[0], tmp_path, TEXTS, progress=False)
