@@ -203,11 +203,17 @@ class _Units:
         counts = []
         for number in batch.items:
             self._keep_common(number)
-            counts.append(len(self._of_first[number]) if number in read else 0)
+            count = 0
+            if number in read:
+                count = len(self._of_first[number])
+            counts.append(count)
         longest = max(counts)
-        mask = torch.arange(longest) < torch.tensor(counts)[:, None]
-        types = torch.full(mask.shape, TOKEN_TYPES.index("other"))
-        self.tokens = Tokens(mask, types, batch.groups).on(pair.device)
+        lengths = torch.tensor(counts)
+        mask = torch.arange(longest) < lengths[:, None]
+        other = TOKEN_TYPES.index("other")
+        types = torch.full(mask.shape, other)
+        tokens = Tokens(mask, types, batch.groups)
+        self.tokens = tokens.on(pair.device)
 
     def rows(self, part: Batch) -> list[int]:
         """Rows of the pair's batch that are those of a batch of the other model."""
@@ -224,24 +230,23 @@ class _Units:
         return self._pooled(self.pair.other, activations, part, self._of_other)
 
     def _members(self, loaded: LoadedModel, part: Batch) -> dict[int, dict[int, list[int]]]:
-        """For each item, the places of the tokens of each of its units.
+        """For each item, the positions of the tokens of each of its units.
 
-        Items as units have no places: their tokens are known only inside the model.
+        Items as units have none: their tokens are known only inside the model.
         """
         if self.pair.level == ITEM:
             return {number: {0: []} for number in part.groups}
-        counted = part.tokens.counted.cpu()
-        places = [row.nonzero().flatten().tolist() for row in counted]
         if self.pair.level == WORD:
             texts = [self.batch.items[number] for number in part.groups]
             words = word_numbers(loaded, texts)
-            return {
-                number: _by_word(row, numbers)
-                for number, row, numbers in zip(part.groups, places, words, strict=True)
-            }
         members = {}
-        for number, row in zip(part.groups, places, strict=True):
-            members[number] = {unit: [place] for unit, place in enumerate(row)}
+        for row, number in enumerate(part.groups):
+            counted = part.tokens.counted[row]
+            positions = counted.nonzero().flatten().tolist()
+            if self.pair.level == WORD:
+                members[number] = _by_word(positions, words[row])
+            else:
+                members[number] = {unit: [position] for unit, position in enumerate(positions)}
         return members
 
     def _keep_common(self, number: int) -> None:
@@ -286,17 +291,18 @@ class _Units:
         units = self.tokens.mask.shape[1]
         weights = torch.zeros(len(part.groups), units, part.tokens.mask.shape[1])
         for row, number in enumerate(part.groups):
-            for unit, places in enumerate(members[number].values()):
-                weights[row, unit, places] = 1 / len(places)
+            for unit, positions in enumerate(members[number].values()):
+                weights[row, unit, positions] = 1 / len(positions)
         return weights
 
 
-def _by_word(places: list[int], words: Sequence[int]) -> dict[int, list[int]]:
-    """Places of the tokens of each word; tokens outside of words are left out."""
+def _by_word(positions: list[int], words: Sequence[int]) -> dict[int, list[int]]:
+    """Positions of the tokens of each word; tokens outside of words are left out."""
     members: dict[int, list[int]] = {}
-    for place in places:
-        if words[place] >= 0:
-            members.setdefault(words[place], []).append(place)
+    for position in positions:
+        word = words[position]
+        if word >= 0:
+            members.setdefault(word, []).append(position)
     return members
 
 

@@ -68,7 +68,8 @@ class Subject:
         }
         longest = ""
         if corpus.kind in ("text", "audio"):
-            longest = capture.longest(model.shortest if isinstance(model, ModelPair) else model)
+            reader = model.shortest if isinstance(model, ModelPair) else model
+            longest = capture.longest(reader)
         return cls(run, longest, list(model.layout.uncaptured))
 
     def described(

@@ -128,7 +128,7 @@ def _chosen_layers(
     for count in range(most, 1, -1):
         some = []
         for wanted, known in zip(chosen, widths, strict=True):
-            some.append(_spaced(sorted(known), count) if wanted is None else wanted)
+            some.append(wanted or _spaced(sorted(known), count))
         if None not in chosen or _bytes(some, widths) <= MOST_BYTES:
             break
     if count < most:

@@ -243,7 +243,8 @@ class _Cloud:
 
 def _centred(product: Matrices, first: Rows, other: Rows, vectors: Numbers) -> Matrices:
     """Σ (x − x̄)(y − ȳ)ᵀ."""
-    means = first / vectors[:, None]
+    # Without any vector, a replicate has sums of zero.
+    means = first / np.maximum(vectors, 1)[:, None]
     return product - means[:, :, None] * other[:, None]
 
 
