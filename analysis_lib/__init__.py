@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         measure,
         measure_vectors,
         merge_parts,
+        similarity,
     )
     from analysis_lib.models import LoadedModel, load_model
 

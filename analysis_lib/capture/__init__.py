@@ -10,6 +10,7 @@ neither (``hooked.py``). The tokens behind the vectors of a stack are in ``stack
 """
 
 from analysis_lib.capture.activations import (
+    BESIDE,
     BLOCKS,
     LOGITS,
     LOSS,

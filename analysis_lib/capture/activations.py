@@ -30,6 +30,8 @@ OF_ATTENTION = frozenset({*SPACES, WEIGHTS, BLOCKS, LOGITS, SCORES} - {"hidden",
 # Outputs of the model, compared with those without changes: vectors, predictions of the next token,
 # and predictions of masked tokens in a separate pass.
 OUTPUT, LOSS, MASKED = "output", "loss", "masked"
+# Hidden vectors of a second model for the same items, see ``paired.py``.
+BESIDE = "beside"
 # The stack of cross-attention, and the stack of the further attentions of a block.
 CROSS = "cross"
 FURTHER = ("second", "third", "fourth")
@@ -66,6 +68,8 @@ class Activations:
         attended: whether the layer's attention was captured.
         output: the output of the model, if a metric needs it or its predictions; it arrives
             separately, last.
+        beside: the hidden vectors of a second model, by layer, if two are compared; they are in the
+            order of those of the first.
     """
 
     layer: int
@@ -79,6 +83,7 @@ class Activations:
     scores: ScoreSums | None = None
     attended: bool = False
     output: Output | None = None
+    beside: dict[int, Vectors] = field(default_factory=dict)
 
 
 Receive = Callable[[Activations], None]

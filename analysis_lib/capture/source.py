@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from analysis_lib.capture.activations import (
+    BESIDE,
     BLOCKS,
     LOGITS,
     LOSS,
@@ -26,10 +27,11 @@ from analysis_lib.models.devices import used
 from analysis_lib.models.parts import Layout
 
 # All inputs that a metric can need.
-NEEDS = frozenset({*SPACES, WEIGHTS, BLOCKS, LOGITS, SCORES, OUTPUT, LOSS, MASKED})
+OF_OUTPUTS = {OUTPUT, LOSS, MASKED}
+NEEDS = frozenset({*SPACES, WEIGHTS, BLOCKS, LOGITS, SCORES, BESIDE, *OF_OUTPUTS})
 # Size of weights in bytes from which on the operations of a model occupy all threads.
 LARGE = 2**30
-WITHOUT_ATTENTION = frozenset({"hidden", "final", OUTPUT, LOSS, MASKED})
+WITHOUT_ATTENTION = frozenset({"hidden", "final", *OF_OUTPUTS})
 
 
 class Source(ABC):
@@ -125,6 +127,7 @@ class ModelSource(Source):
             reasons[SCORES] = (
                 "its keys are changed after they are made, so that no dimension has a share in them"
             )
+        reasons[BESIDE] = "it compares two models, as `compare` does"
         layout = self.model.layout
         reasons |= without_rotation(layout)
         if all(attention.hooked for _, attention in self.model.attending):

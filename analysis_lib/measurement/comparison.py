@@ -3,7 +3,9 @@
 Example: ``compare({"news": ["minilm"]}, "anisotropy")``.
 """
 
+import functools
 import inspect
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,9 +36,13 @@ from analysis_lib.measurement.measuring import (
     resolvable,
     stored_tables,
 )
+from analysis_lib.measurement.model_similarity import similarity
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.stored import interruption
 from analysis_lib.measurement.tables import LazyTables, Plain, Tables
+from analysis_lib.metrics import resolve
+from analysis_lib.metrics.accumulator import Metric
+from analysis_lib.metrics.representation_similarity import RepresentationSimilarity
 from analysis_lib.models import ModelName, title
 from analysis_lib.models.loading import checked_options, load_model, refuse_unloadable
 
@@ -54,6 +60,9 @@ SETTINGS = sorted(
 )
 # Tables whose rows depend on their numbers, or that cannot leave texts out.
 NOT_PAIRED = ("outlier_dimensions", "spike_dimensions", "isotropy")
+# The table of two models at once, and the settings that it has.
+SIMILARITY = RepresentationSimilarity.name
+OF_SIMILARITY = ("special_tokens", "tokens_per_batch", "workers", "checkpoints", "progress")
 
 
 class Comparison(LazyTables):
@@ -62,17 +71,43 @@ class Comparison(LazyTables):
     columns for the model are model (its :func:`~analysis_lib.models.title`), trained, twin (the
     seed of an untrained twin; missing for the model itself), stack and width.
 
+    ``representation_similarity`` compares each model with the first one of the same corpus: its
+    columns for the models are model and compared_with; the first has ``layer``, the other
+    ``other_layer``.
+
     Attributes:
         runs: the tables of each model, by (name, twin); twin is None for the model itself.
+        similarities: the tables of pairs of models, by the name of the first and of the other.
         titles: the title of each model, by name.
     """
 
-    def __init__(self, runs: dict[tuple[str, int | None], Tables]):
-        first, *others = runs.values()
-        names = {*first}.intersection(*others)
-        super().__init__({name: name for name in first if name in names}, self._joined)
+    def __init__(
+        self,
+        runs: dict[tuple[str, int | None], Tables],
+        similarities: dict[tuple[str, str], Tables] | None = None,
+    ):
         self.runs = runs
-        self.titles = distinct_titles(name for name, _ in runs)
+        self.similarities = similarities or {}
+        names = [{*tables} for tables in runs.values()]
+        makers = {}
+        for tables in [*runs.values()][:1]:
+            common = set.intersection(*names)
+            makers |= {name: self._joined for name in tables if name in common}
+        if self.similarities:
+            makers[SIMILARITY] = self._similarity
+        parts = {name: functools.partial(make, name) for name, make in makers.items()}
+        super().__init__(parts, lambda make: make())
+        every = [name for name, _ in runs]
+        self.titles = distinct_titles(itertools.chain(every, *self.similarities))
+
+    def _similarity(self, name: str) -> pd.DataFrame:
+        frames = []
+        for (first, other), tables in self.similarities.items():
+            table = tables[name].copy()
+            table.insert(0, "model", self.titles[first])
+            table.insert(1, "compared_with", self.titles[other])
+            frames.append(table)
+        return pd.concat(frames, ignore_index=True)
 
     def _joined(self, name: str) -> pd.DataFrame:
         frames = []
@@ -101,7 +136,7 @@ class Comparison(LazyTables):
         first = {}
         for model, tables in self.trained.items():
             base, of_base = first.setdefault(tables.run["data_sha256"], (model, tables))
-            if of_base is not tables and name not in NOT_PAIRED:
+            if of_base is not tables and name not in (*NOT_PAIRED, SIMILARITY):
                 rows = paired_difference(of_base, tables, name)
                 rows.insert(0, "model", model)
                 rows.insert(1, "compared_with", base)
@@ -255,13 +290,18 @@ def compare(
     check_draw(limit, seed)
     twins = require_whole("the number of twins", twins)
     metrics = resolvable(metrics)
+    metrics, of_pairs = _of_pairs(metrics)
     checked_options(dtype, device)
     if tokenizer is not None:
         tokenizer = str(
             require_path("the tokenizer", tokenizer, "the name or folder of one, or leave it out")
         )
     require_known("setting of measure", settings, SETTINGS)
-    refuse_unchanged(metrics, settings.get("intervention"))
+    if of_pairs:
+        _refuse_alone(models)
+        require_known(f"setting of {SIMILARITY}", settings, OF_SIMILARITY)
+    if metrics:
+        refuse_unchanged(metrics, settings.get("intervention"))
     names = [name for chosen in models.values() for name in chosen]
     _refuse_twice(names, dtype)
     refuse_unloadable(names)
@@ -276,11 +316,12 @@ def compare(
         if chosen
     }
     runs = {}
+    similarities = {}
     for data, corpus in read.items():
-        for name in models[data]:
+        for name in models[data] if metrics else ():
             refuse_unavailable(name, corpus, metrics, of_vectors, settings.get("workers", 1))
     for data, corpus in read.items():
-        for name in models[data]:
+        for name in models[data] if metrics else ():
             model = ModelName.parse(name)
             seeds = [] if model.untrained else range(twins)
             for twin in (None, *seeds):
@@ -295,4 +336,26 @@ def compare(
                         maps = of_vectors.maps if loaded.layout.maps else Settings.maps
                         known = measure(loaded, corpus, metrics, **{**settings, "maps": maps})
                 runs[name, twin] = known
-    return Comparison(runs)
+        for metric in of_pairs:
+            first, *others = models[data]
+            for other in others:
+                both = [load_model(name, **given) for name in (first, other)]
+                similarities[first, other] = similarity(*both, corpus, metric=metric, **settings)
+    return Comparison(runs, similarities)
+
+
+def _of_pairs(
+    metrics: str | list[str | Metric],
+) -> tuple[str | list[str | Metric], list[Metric]]:
+    """The metrics of one model, and that of two models if it is among them."""
+    if metrics == "all":
+        return metrics, []
+    resolved = resolve(metrics)
+    of_pairs = [metric for metric in resolved if metric.name == SIMILARITY]
+    return [metric for metric in resolved if metric.name != SIMILARITY], of_pairs
+
+
+def _refuse_alone(models: Mapping[object, list[str]]) -> None:
+    """Raise an AnalysisError if no corpus has two models to compare."""
+    if max(map(len, models.values())) < 2:
+        raise AnalysisError(f"{SIMILARITY} compares two models of a corpus: give another one")

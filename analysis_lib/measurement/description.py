@@ -12,6 +12,7 @@ import torch
 from analysis_lib import capture, store
 from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
+from analysis_lib.capture.paired import ModelPair
 from analysis_lib.corpora import PLURAL, Corpus
 from analysis_lib.measurement.tables import Report
 from analysis_lib.measurement.versions import formulas
@@ -42,7 +43,9 @@ class Subject:
     uncaptured: list[str]
 
     @classmethod
-    def of(cls, model: LoadedModel | GivenVectors, corpus: Corpus, settings: Settings) -> Self:
+    def of(
+        cls, model: LoadedModel | GivenVectors | ModelPair, corpus: Corpus, settings: Settings
+    ) -> Self:
         """The subject of a measurement."""
         written = asdict(settings)
         if not model.layout.maps:
@@ -63,7 +66,10 @@ class Subject:
             "threads": torch.get_num_threads(),
             "versions": {name: store.installed_version(name) for name in PACKAGES},
         }
-        longest = capture.longest(model) if corpus.kind in ("text", "audio") else ""
+        longest = ""
+        if corpus.kind in ("text", "audio"):
+            reader = model.shortest if isinstance(model, ModelPair) else model
+            longest = capture.longest(reader)
         return cls(run, longest, list(model.layout.uncaptured))
 
     def described(

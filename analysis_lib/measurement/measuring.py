@@ -157,7 +157,7 @@ def measure(
     work = (many, checkpoints, progress, started)
     if part is not None:
         return _measured_part(source, corpus, metrics, settings, unavailable, part, *work)
-    return _stored_or_measured(source, corpus, metrics, settings, unavailable, *work)
+    return stored_or_measured(source, corpus, metrics, settings, unavailable, *work)
 
 
 def measure_sensible(
@@ -177,7 +177,7 @@ def measure_sensible(
     unavailable = _unavailable(metrics, model.layout, settings, unsupported)
     sensible = [metric for metric in metrics if metric.name not in unavailable]
     many = Workers(workers)
-    tables = _stored_or_measured(
+    tables = stored_or_measured(
         source, corpus, sensible, settings, {}, many, None, progress, started
     )
     tables.run["left_out"] = unavailable | tables.leave_out_what_fails()
@@ -255,7 +255,7 @@ def measure_vectors(
     refuse_unavailable(given, corpus, metrics, Settings(), workers)
     unavailable = _unavailable_of(given, corpus, metrics, Settings())
     many = Workers(workers)
-    return _stored_or_measured(
+    return stored_or_measured(
         given, corpus, metrics, Settings(), unavailable, many, checkpoints, progress, started
     )
 
@@ -275,7 +275,7 @@ def _unavailable_of(
     return unavailable
 
 
-def _stored_or_measured(
+def stored_or_measured(
     source: Source,
     corpus: Corpus,
     metrics: str | Iterable[str | Metric],

@@ -17,6 +17,7 @@ from analysis_lib import capture
 from analysis_lib.capture.given import FolderSpec, GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Changes
+from analysis_lib.capture.paired import ModelPair, PairSource, PairSpec
 from analysis_lib.capture.source import ModelSource, Source
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
@@ -257,4 +258,7 @@ _LOADING = threading.Lock()
 def _loaded(spec: ModelSpec) -> Source:
     if isinstance(spec, FolderSpec):
         return GivenVectors(spec.name)
+    if isinstance(spec, PairSpec):
+        first, other = (load_model(**vars(each)) for each in spec.specs)
+        return PairSource(ModelPair(first, other, spec.level))
     return ModelSource(load_model(**vars(spec)))

@@ -11,19 +11,17 @@ import pytest
 import scipy.stats
 import tiny
 import torch
+import transformers
 
-from analysis_lib import measure, metrics
+from analysis_lib import load_model, measure, metrics, similarity
 
 PAGE = Path(__file__).parents[2] / "book" / "notation.md"
 TEXT = tiny.TEXTS[4]
 ROTARY = ("rotary_pairs", "qk_alignment_unrotated")
-# Predicting tokens takes a model that does; what an intervention changes takes one; and what is
-# before rotation, one that rotates.
-OF_ANY_MODEL = [
-    name
-    for name in metrics.METRICS
-    if not name.endswith(("_token_loss", "output_change")) and name not in ROTARY
-]
+# Predicting tokens takes a model that does; what an intervention changes takes one; what is before
+# rotation, one that rotates; the similarity of two models, both.
+OTHERS = ("next_token_loss", "masked_token_loss", "output_change", "representation_similarity")
+OF_ANY_MODEL = [name for name in metrics.METRICS if name not in (*OTHERS, *ROTARY)]
 
 
 def _lines(section: str) -> str:
@@ -174,11 +172,38 @@ def test_the_lines_of_a_table_by_dimension(given, section, table, name, column, 
         np.testing.assert_allclose(names["contributions"].mean((0, 1)), names["mean"], rtol=1e-9)
 
 
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """The similarity of two tiny BERTs, and the vectors X and Y of one pair of their layers."""
+    folder = tmp_path_factory.mktemp("two")
+    states = []
+    for seed, name in enumerate("XY"):
+        path = tiny.save(folder / name, "bert", seed, hidden_size=8)
+        model = transformers.AutoModel.from_pretrained(path).double().eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        with torch.no_grad():
+            read = model(**tokenizer(TEXT, return_tensors="pt"), output_hidden_states=True)
+        states.append(read.hidden_states[1][0])
+    models = [load_model(folder / name, dtype="float64") for name in "XY"]
+    return states, similarity(*models, [TEXT], progress=False)["representation_similarity"]
+
+
+def test_the_lines_of_the_similarity_of_two_models(of_two):
+    (x, y), table = of_two
+    names = {"X": x, "Y": y, "torch": torch}
+    exec(_lines("representation_similarity"), names)
+    values = table.query("layer == 1 and other_layer == 1").set_index("measure")["value"]
+    for name, value in values.items():
+        assert float(names[name]) == pytest.approx(value, abs=1e-9), name
+    assert len(values) == 3
+
+
 @pytest.mark.parametrize("name", metrics.METRICS)
-def test_every_table_has_its_section_with_its_columns(given, name):
+def test_every_table_has_its_section_with_its_columns(given, of_two, name):
     sections = re.split(r"\n(?=#{2,3} )", PAGE.read_text(encoding="utf-8"))
     (section,) = [text for text in sections if f"`{name}`" in text.partition("\n")[0]]
-    columns = given[1][name] if name in given[1] else metrics.METRICS[name].columns
+    tables = {**given[1], "representation_similarity": of_two[1]}
+    columns = tables[name] if name in tables else metrics.METRICS[name].columns
     explained = {*re.findall(r"`(\w+)`", section)}
     assert {*columns} <= explained
     module = metrics.METRICS[name].__module__.removeprefix("analysis_lib.")

@@ -637,7 +637,7 @@ def test_a_report_on_an_unseen_model_has_every_page_and_none_is_empty(tmp_path):
     build_report([str(folder)], str(data), out)
     about = json.loads((out / "report.json").read_text(encoding="utf-8"))
     # Of random weights, no dimension may stand out.
-    assert {*about["pages"]} >= {*PAGES} - {"training", "dimensions"}
+    assert {*about["pages"]} >= {*PAGES} - {"training", "dimensions", "representations"}
     none_is_empty(out)
     first = words(out / "index.html")
     assert "BertModel" in first

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from analysis_lib import measure
-from analysis_lib.capture import masks
+from analysis_lib.capture import BESIDE, masks
 from analysis_lib.capture.batching import make_batches
 from analysis_lib.capture.checked_pass import check
 from analysis_lib.capture.forward_pass import captured_pass
@@ -117,7 +117,8 @@ def test_rows_of_a_mask_give_what_all_of_it_gives(make, room, monkeypatch):
     model.model.double()
     # Nothing that was measured before is read.
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", "")
-    every = [name for name, metric in METRICS.items() if not metric.needs & OF_OUTPUT]
+    others = OF_OUTPUT | {BESIDE}
+    every = [name for name, metric in METRICS.items() if not metric.needs & others]
     for metrics in (every, ["anisotropy"]):
         whole = measure(model, tiny.TEXTS, metrics, progress=False)
         with monkeypatch.context() as patch:

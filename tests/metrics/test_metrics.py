@@ -391,10 +391,10 @@ def model() -> LoadedModel:
     return LoadedModel("tiny", "seed 0", transformer.double(), words)
 
 
-# Predicting tokens takes a model that does; what an intervention changes takes one.
-OF_ANY_MODEL = [
-    name for name in metrics.METRICS if not name.endswith(("_token_loss", "output_change"))
-]
+# Predicting tokens takes a model that does; what an intervention changes takes one; the similarity
+# of two models takes both.
+OTHERS = ("next_token_loss", "masked_token_loss", "output_change", "representation_similarity")
+OF_ANY_MODEL = [name for name in metrics.METRICS if name not in OTHERS]
 
 
 @dataclass

@@ -66,6 +66,7 @@ PAGES = {
     "contributions": ("score_contributions",),
     "interventions": ("dimension_means", "attention_by_token_type"),
     "explorer": ("anisotropy", "attention_entropy", "attention_by_token_type"),
+    "representations": ("anisotropy",),
     "among": ("anisotropy", "mean_vector"),
     "claims": ("anisotropy",),
 }
@@ -426,6 +427,8 @@ def _first_page(geometry: dict, pages: Sequence[str]) -> dict[str, str]:
 def _applies(page: str, models: Sequence[Tables]) -> bool:
     """True if every model has the tables of a page, and some model has rows in each."""
     if page == "among" and references(*models).empty:
+        return False
+    if page == "representations" and len(models) < 2:
         return False
     for name in PAGES[page]:
         if not all(name in tables for tables in models):
