@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from analysis_lib.capture.long_sums import sum_type
 from analysis_lib.capture.masks import Band, rows_of
 from analysis_lib.capture.tokens import Visibility
 
@@ -275,7 +276,7 @@ class AttentionWeights:
                 return values
             if sums is None:
                 shape = len(self.counted), self.heads, *values.shape[2:]
-                sums = values.new_zeros(shape)
+                sums = values.new_zeros(shape, dtype=sum_type(queries, values.dtype))
             utterances, heads, _ = block.part
             sums[utterances, heads] += values
         return sums

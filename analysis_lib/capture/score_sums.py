@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analysis_lib.capture.long_sums import weighted_sums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors
 
@@ -36,7 +37,8 @@ class ScoreSums:
         Σ_m Σ_n C_j = Σ_n (W_Kᵀ g_n)_j x_nj.
 
     Where g_n is the same for all keys of an utterance, Σ_n x_n suffices. Sums over the utterances
-    of a run (at most one batch) and over tokens are in the model's precision.
+    of a run (at most one batch) and over tokens are in the model's precision, a thousand tokens at
+    a time.
 
     The norm of a normalised key is treated as a constant, so that the C_j add up to the score minus
     the part of b_K. DeBERTa's position-to-content scores depend on x_n as well: r_mn is added to
@@ -143,4 +145,5 @@ class ScoreSums:
     ) -> Float[Tensor, "run head type dim"]:
         """Values of the keys, summed by run and by type of key."""
         keys = self.visibility.keys
-        return keys.by_run(keys.type_masks.to(values.dtype).unsqueeze(1) @ values)
+        masks = keys.type_masks.to(values.dtype)
+        return keys.by_run(weighted_sums(masks.unsqueeze(1), values))

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from analysis_lib.capture.long_sums import is_chunked, weighted_sums
 from analysis_lib.capture.masks import Band, bands, is_earlier, rows_of
 from analysis_lib.models import TOKEN_TYPES
 
@@ -161,6 +162,10 @@ class Tokens:
 
     def in_bags(self, values: Float[Tensor, "place dim"]) -> Float[Tensor, "run kind dim"]:
         """Values of all tokens in one sequence, summed by run and by type that occurs."""
+        if is_chunked(self.mask.shape[1]):
+            of_utterances = values.unflatten(0, self.mask.shape)
+            sums = weighted_sums(self.kind_masks.to(values.dtype), of_utterances)
+            return self.by_run(sums)
         order, begins = self._bags
         sums = functional.embedding_bag(order, values, begins, mode="sum")
         return sums[:-1].unflatten(0, (len(self.runs), len(self.kinds)))

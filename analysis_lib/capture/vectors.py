@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from analysis_lib.capture.long_sums import weighted_sums
 from analysis_lib.capture.tokens import Tokens
 
 
@@ -26,9 +27,9 @@ VECTORS_OF = ("token", "first", "last", "mean")
 class Vectors:
     """Vectors of one space in one layer of a batch, and the sums over tokens that metrics share.
 
-    Each sum is computed once, on first use. Sums over the tokens of one utterance, at most a few
-    hundred terms, are in the model's precision, or in single precision if that is half; metrics add
-    up utterances in float64.
+    Each sum is computed once, on first use. Sums over the tokens of one utterance are in the
+    model's precision, or in single precision if that is half, a thousand tokens at a time; metrics
+    add up utterances in float64.
 
     Attributes:
         values: the vectors; hidden vectors have one head.
@@ -153,7 +154,7 @@ class Vectors:
         # One matrix product, since reading the vectors takes longer than adding them.
         weights = self.tokens.summing_weights(self.values.shape[1], self.values.dtype)
         torch.div(*self._inverse_norm_parts, out=weights[:, :, 0])
-        return weights @ self.values
+        return weighted_sums(weights, self.values)
 
     @cached_property
     def unit_squares(self) -> Float[Tensor, "utterance head dim"]:
@@ -162,7 +163,8 @@ class Vectors:
         inverse = torch.where(self.every_norm != 0, self._inverse_norms, 0)
         if self._is_out_of_scale:
             return (self.values * inverse.unsqueeze(-1)).square().sum(-2)
-        return (inverse.square().unsqueeze(-2) @ self.values.square()).squeeze(-2)
+        weights = inverse.square().unsqueeze(-2)
+        return weighted_sums(weights, self.values.square()).squeeze(-2)
 
     @property
     def _inverse_norms(self) -> Float[Tensor, "utterance head token"]:
@@ -182,13 +184,15 @@ class Vectors:
     @cached_property
     def kind_sums(self) -> Float[Tensor, "utterance head kind dim"]:
         """Σ x over the tokens of each type that occurs, special tokens included."""
-        return self.tokens.kind_masks.to(self.values.dtype).unsqueeze(1) @ self.values
+        masks = self.tokens.kind_masks.to(self.values.dtype)
+        return weighted_sums(masks.unsqueeze(1), self.values)
 
     @cached_property
     def counted_type_sums(self) -> Float[Tensor, "utterance head type dim"]:
         """Σ x over the tokens of each type that count."""
         masks = self.tokens.counted_type_masks.to(self.values.dtype)
-        return (masks.unsqueeze(1) @ self.values)[:, :, self.tokens.counted_types]
+        sums = weighted_sums(masks.unsqueeze(1), self.values)
+        return sums[:, :, self.tokens.counted_types]
 
 
 def nonzero(

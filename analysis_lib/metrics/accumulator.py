@@ -279,8 +279,9 @@ class Metric(ABC):
                 sums = layer.replicated(left_out)
                 parts.append(self._columns(sums, with_interval))
         columns = {}
-        for name in parts[0]:
-            values = np.concatenate([part[name] for part in parts])
+        for name in [*parts[0]]:
+            # A column at a time, so that a table of millions of rows is never there twice.
+            values = np.concatenate([part.pop(name) for part in parts])
             columns[name] = _typed(name, values, name in self.optional)
         # ``copy=False``: a copy of millions of rows would double the memory.
         return pd.DataFrame(columns, copy=False)

@@ -4,6 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from analysis_lib.capture import BLOCKS, WEIGHTS, Activations
+from analysis_lib.capture.long_sums import weighted_sums
 from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, LayerSums, Metric, means_of
 from analysis_lib.metrics.slots import SLOT_POSITIONS, SLOT_TYPES, slots_of, with_all
 
@@ -91,7 +92,7 @@ class AttentionByTokenType(Metric):
         if attention is None:
             return
         counted = attention.counted.to(attention.mass.dtype)
-        mass = (counted[:, None, None] @ attention.mass).squeeze(2)
+        mass = weighted_sums(counted[:, None, None], attention.mass).squeeze(2)
         self.add(("mass", layer), mass, activations)
         self.add(("queries", layer), attention.visibility.queries.counts, activations)
         self.add(("pairs", layer), attention.pairs, activations)

@@ -131,17 +131,17 @@ class Sums(Mapping[Key, GroupSums]):
         """The sums as arrays in main memory, their groups in order.
 
         They are laid out as they are when they are read from a file: the order of a sum over them
-        depends on it.
+        depends on it. Large sums are not copied, so that they change with what is added later.
         """
         self.settle()
         in_memory = {}
         arrays = {}
         for key, block in self._block_of.items():
             if block not in in_memory:
+                block.sort()
                 in_memory[block] = block.values.cpu().numpy()
-            order = np.argsort(block.groups)
-            groups = tuple(sorted(block.groups))
-            arrays[key] = GroupSums(groups, in_memory[block][order, block.places[key]])
+            values = in_memory[block][:, block.places[key]]
+            arrays[key] = GroupSums(block.groups, np.ascontiguousarray(values))
         return arrays
 
     def __getitem__(self, key: Key) -> GroupSums:
@@ -239,6 +239,13 @@ class _Block:
         sums = self.values[:, some]
         owners.add_to(sums, self.groups, values)
         self.values[:, some] = sums
+
+    def sort(self) -> None:
+        """Put the groups in order."""
+        order = np.argsort(self.groups)
+        if (np.diff(order) < 0).any():
+            self.values = self.values[order]
+            self.groups = tuple(sorted(self.groups))
 
     def _grow(self, keys: list[Key], owners: Owners) -> None:
         """Make room for keys and groups that are new."""
