@@ -54,17 +54,20 @@ def unbiased_hsic(
         One number per replicate; NaN where n is below 4.
     """
     x, y = sums
-    trace = np.square(product).sum((1, 2)) - norm_products
-    totals = []
-    for total, norm in zip(sums, norms, strict=True):
-        totals.append(np.square(total).sum(1) - norm)
+    square = np.square(product)
+    trace = square.sum((1, 2)) - norm_products
+    totals = 1
     ends = np.einsum("ri,rij,rj->r", x, product, y)
-    for total, weights in zip(sums, weighted, strict=True):
+    for total, norm, weights in zip(sums, norms, weighted, strict=True):
+        without_diagonal = np.square(total).sum(1) - norm
+        totals = totals * without_diagonal
         ends = ends - (total * weights).sum(1)
     ends = ends + norm_products
     n = np.where(vectors > 3, vectors, np.nan)
-    of_totals = totals[0] * totals[1] / ((n - 1) * (n - 2))
-    return (trace + of_totals - 2 / (n - 2) * ends) / (n * (n - 3))
+    of_totals = totals / ((n - 1) * (n - 2))
+    of_ends = 2 * ends / (n - 2)
+    pairs = n * (n - 3)
+    return (trace + of_totals - of_ends) / pairs
 
 
 def nuclear_norm(product: Matrices, whole: Matrix) -> Numbers:
@@ -169,26 +172,30 @@ class RepresentationSimilarity(Metric):
         own = _Cloud.of(sums, "", vectors)
         whitening = own.whitening()
         numbers = sorted(sums.parts("product"))
+        enough = own.sum.shape[1] + 1
         values = []
         for number in numbers:
             other = _Cloud.of(sums, OTHER, vectors, number)
-            weighted = sums["weighted", number], sums["weighted_other", number]
+            product = sums["product", number]
             hsic = unbiased_hsic(
-                sums["product", number],
+                product,
                 (own.sum, other.sum),
                 (own.norms, other.norms),
                 sums["norm_products", number],
-                weighted,
+                (sums["weighted", number], sums["weighted_other", number]),
                 vectors,
             )
-            centred = _centred(sums["product", number], own.sum, other.sum, vectors)
             cka = hsic / np.sqrt(own.hsic * other.hsic)
+            centred = _centred(product, own.sum, other.sum, vectors)
             whole = _centred_whole(sums, number)
             scale = np.sqrt(own.variance * other.variance)
-            procrustes = 2 - 2 * nuclear_norm(centred, whole) / scale
-            explained = np.square(whitening.mT @ centred).sum((1, 2)) / other.variance
-            r2 = np.where(vectors > own.sum.shape[1] + 1, explained, np.nan)
-            values.append(np.stack([cka, procrustes, r2], 1))
+            aligned = nuclear_norm(centred, whole)
+            procrustes = 2 - 2 * aligned / scale
+            mapped = whitening.mT @ centred
+            explained = np.square(mapped).sum((1, 2))
+            r2 = np.where(vectors > enough, explained / other.variance, np.nan)
+            measures = np.stack([cka, procrustes, r2], 1)
+            values.append(measures)
         return {
             "other_layer": np.array(numbers),
             "measure": np.array(MEASURES),

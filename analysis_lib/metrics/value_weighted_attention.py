@@ -44,30 +44,36 @@ class ValueWeightedAttention(Metric):
         value = activations.spaces["value"].values
         # With grouped queries, the queries of a group share its values.
         value = value.repeat_interleave(attention.heads // value.shape[1], 1)
-        masks = keys.type_masks.to(value.dtype).mT.unsqueeze(1)
+        of_key = keys.type_masks.to(value.dtype).mT
+        masks = of_key.unsqueeze(1)
         by_type = masks.unsqueeze(-1) * value.unsqueeze(3)
-        lengths = masks * torch.linalg.vector_norm(value, dim=-1, keepdim=True)
+        norm = torch.linalg.vector_norm(value, dim=-1, keepdim=True)
+        lengths = masks * norm
 
         def added(block: Block) -> Tensor:
             utterances, heads, _ = block.part
             weights = block.weights
             mass = weights @ masks[utterances]
-            outputs = weights @ by_type[utterances, heads].flatten(3)
+            values = by_type[utterances, heads]
+            outputs = weights @ values.flatten(3)
             outputs = outputs.unflatten(3, by_type.shape[3:])
             weighted = weights @ lengths[utterances, heads]
             if attention.has_sink:
                 # The sink is the last type of key, with the rest of the weight and no value.
-                mass = torch.cat([mass, 1 - mass.sum(-1, keepdim=True)], -1)
+                left = 1 - mass.sum(-1, keepdim=True)
+                mass = torch.cat([mass, left], -1)
                 outputs = functional.pad(outputs, (0, 0, 0, 1))
                 weighted = functional.pad(weighted, (0, 1))
             rest = outputs.sum(3, keepdim=True) - outputs
             norms = [torch.linalg.vector_norm(part, dim=-1) for part in (outputs, rest)]
             of_rows = torch.stack([mass, *norms, weighted], -1)
             counted = block.of_queries(attention.counted)
-            return (of_rows * counted[..., None, None]).sum(2)
+            of_counted = of_rows * counted[..., None, None]
+            return of_counted.sum(2)
 
+        queries = attention.visibility.queries
         self.add(("sums", layer), attention.reduce(added), activations)
-        self.add(("queries", layer), attention.visibility.queries.counts, activations)
+        self.add(("queries", layer), queries.counts, activations)
         self.add(("pairs", layer), attention.pairs, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
