@@ -248,6 +248,9 @@ def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
     show_parameters(notebook)
     notebook.cells.append(nbformat.v4.new_markdown_cell(_how(name, notebook)))
     for cell in notebook.cells:
+        if cell.cell_type == "code":
+            # Warnings, which the page does not show, would leave an empty box.
+            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
         for output in cell.get("outputs", ()):
             _keep_shown(output.get("data", {}))
     source[0] = nbformat.writes(notebook)

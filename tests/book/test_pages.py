@@ -315,6 +315,13 @@ def test_no_page_shows_a_python_object(smoke_site, desk):
         assert not shown, f"{path.relative_to(smoke_site)}: {shown}"
 
 
+def test_no_page_shows_an_empty_box(smoke_site):
+    """What a cell displays without showing it, such as a warning, has none."""
+    box = re.compile(r'<div class="cell_output[^>]*>\s*</div>')
+    for path in notebook_pages(smoke_site):
+        assert not box.search(path.read_text(encoding="utf-8")), path
+
+
 def test_no_page_is_wider_than_a_phone(phone):
     for path, seen in phone.items():
         assert seen.width <= 400, path.name

@@ -115,7 +115,7 @@ def test_a_cone_is_made_by_training_where_less_than_half_of_it_is_there_before()
     )
     assert shown[-1] == (
         "Tokens reach a mean cosine of **0.60** in made. made acquired a cone in training. "
-        "born started with one."
+        "born had one before."
     )
 
 

@@ -58,7 +58,7 @@ def projections(run: Dynamics) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     first_seed = run.seeds[0]
     sampled = run["vectors"].query("seed == @first_seed")
-    sampled = sampled.set_index(["layer", "head", "step", "space"])
+    sampled = sampled.set_index(["layer", "head", "step", "space"]).sort_index()
     sampled = sampled.drop(columns="seed").astype(float)
     means = _means(run).loc[first_seed]
     clouds = []
