@@ -159,3 +159,39 @@ def test_cls_loses_its_attention_or_gains_it():
     early, late = ((0.9, 1), (0.5, 1), (0.1, 1)), ((0.1, 1), (0.5, 1), (0.9, 1))
     assert sinks(sinks_with(*early), of_images=True)[2] == HOLDS
     assert sinks(sinks_with(*late), of_images=True)[2] == FAILS
+
+
+# --- Spectra over layers ---------------------------------------------------------------------------
+
+
+def spectra_with(ranks, alphas, of_means: float) -> pd.DataFrame:
+    """Five parts of a model whose last tokens have these numbers by layer, give or take a little."""
+    rows = []
+    for part in range(5):
+        for layer, (rank, alpha) in enumerate(zip(ranks, alphas, strict=True)):
+            row = {"model": "planted", "part": part, "layer": layer, "alpha": alpha}
+            off = 0.01 * part
+            rows.append({**row, "vectors": "last", "effective_rank": rank + off})
+            rows.append({**row, "vectors": "mean", "effective_rank": of_means + off})
+            rows.append({**row, "vectors": "token", "effective_rank": 400.0})
+    table = pd.DataFrame(rows)
+    # Two layers change places in one part, so that the correlation varies.
+    swapped = (table["part"] == 4) & (table["layer"] < 2) & (table["vectors"] == "last")
+    table.loc[swapped, "effective_rank"] = table.loc[swapped, "effective_rank"].to_numpy()[::-1]
+    return table
+
+
+def spectra(table: pd.DataFrame) -> list[str]:
+    names = {"layers": table, "size": 120}
+    found = run_cells("since/spectrum", "def above_means", **names)
+    return found["verdicts"]["verdict"].tolist()
+
+
+def test_ranks_that_fall_where_eigenvalues_decay_fast():
+    table = spectra_with([50, 40, 30, 20, 10], [0.5, 0.6, 0.7, 0.8, 0.9], of_means=5)
+    assert spectra(table) == [HOLDS, HOLDS]
+
+
+def test_ranks_that_rise_with_the_decay_and_lie_below_those_of_means():
+    table = spectra_with([10, 20, 30, 40, 50], [0.5, 0.6, 0.7, 0.8, 0.9], of_means=90)
+    assert spectra(table) == [FAILS, FAILS]
