@@ -47,7 +47,10 @@ from analysis_lib.models import ModelName, title
 from analysis_lib.models.loading import checked_options, load_model, refuse_unloadable
 
 # Columns that identify a row of a table.
-PLACES = ("space", "layer", "head", "position", "dimension", "token_type", "key_type", "term")
+PLACES = (
+    *("space", "layer", "head", "pair", "position", "dimension"),
+    *("token_type", "query_type", "key_type", "term"),
+)
 # Settings that ``compare`` and the callback of a Trainer pass to ``measure``: all except those that
 # they set themselves.
 SETTINGS = sorted(

@@ -98,7 +98,8 @@ class Isotropy(SecondMoments):
     jackknife group: only ``deviations``, which does not use them, has an interval.
 
     Args:
-        spaces: the spaces to measure, from hidden, final, query, key and value.
+        spaces: the spaces to measure, from hidden, final, query, key, value, query_unrotated and
+            key_unrotated.
         vectors_of: see :class:`~analysis_lib.metrics.accumulator.Metric`.
     """
 

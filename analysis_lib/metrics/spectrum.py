@@ -84,7 +84,8 @@ class Spectrum(SecondMoments):
     moments are kept once, so there is no interval: measure parts of the corpus for one.
 
     Args:
-        spaces: the spaces to measure, from hidden, final, query, key and value.
+        spaces: the spaces to measure, from hidden, final, query, key, value, query_unrotated and
+            key_unrotated.
         vectors_of: ``last`` for one vector per text, as Li et al. 2025 take it, see
             :class:`~analysis_lib.metrics.accumulator.Metric`.
     """

@@ -105,9 +105,11 @@ def find_rotation(call: Call, trace: Trace, keys: Mapping[str, object]) -> dict[
         return {}
     outputs = [*_outputs_inside(call, trace)]
     angles = angles_of(trace.runs[call.module][-1].arguments)
+    # Few functions take complex numbers in half precision.
+    wide = call.query.float(), call.key.float()
     for rotation in _candidates(call, angles):
-        turn = turn_of(angles, rotation, call.key)
-        if all(_is_proven(part, turn, rotation, outputs) for part in (call.query, call.key)):
+        turn = turn_of(angles, rotation, wide[0])
+        if all(_is_proven(part, turn, rotation, outputs) for part in wide):
             return {"rotates": rotation}
     if keys["key"] is not None:
         return {"may_rotate": True}
@@ -175,7 +177,6 @@ def _is_made_inside(vectors: Tensor, outputs: Sequence[Tensor]) -> bool:
     """
     unit = functional.normalize(vectors[0].float(), dim=-1)
     size = unit.shape[-1]
-    tolerance = max(ROUNDING, 8 * torch.finfo(vectors.dtype).eps)
     is_made = torch.zeros(len(unit), dtype=torch.bool, device=unit.device)
     for output in outputs:
         if output.shape[-1] < size:
@@ -186,5 +187,6 @@ def _is_made_inside(vectors: Tensor, outputs: Sequence[Tensor]) -> bool:
         dimensions = starts[:, None] + torch.arange(size, device=starts.device)
         of_heads = functional.normalize(output[:, dimensions].float(), dim=-1)
         difference = (of_heads.transpose(0, 1) - unit).norm(dim=-1)
+        tolerance = max(ROUNDING, 8 * torch.finfo(output.dtype).eps)
         is_made |= difference.amax(-1) <= tolerance
     return bool(is_made.all())

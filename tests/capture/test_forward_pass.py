@@ -15,6 +15,7 @@ from analysis_lib import LoadedModel, load_model
 from analysis_lib.capture import (
     SCORES,
     SPACES,
+    UNROTATED,
     WEIGHTS,
     Activations,
     Batch,
@@ -86,7 +87,7 @@ def test_what_is_captured_is_what_the_model_computes(loaded, texts):
             hidden[batch.tokens.mask], expected.hidden_states[layer][batch.tokens.mask], **close
         )
     for layer, activations in enumerate(layers[1:], 1):
-        assert set(activations.spaces) == {*SPACES} - {"final"}
+        assert set(activations.spaces) == {*SPACES} - {"final", *UNROTATED}
         read = activations.spaces["attention_input"].values.squeeze(1)
         torch.testing.assert_close(
             read[batch.tokens.mask], expected.hidden_states[layer - 1][batch.tokens.mask], **close

@@ -9,6 +9,7 @@ import naive
 import pytest
 import shrunk
 import tiny
+import torch
 from models.test_any_transformer import built, reads
 from passes import captured, first_batch
 from torch import Tensor, nn
@@ -123,6 +124,22 @@ def test_the_models_own_rotation_receives_them(model_type):
             assert (before - after).abs().max() > 0.01 * after.abs().max()
             assert_among(before, received, scaled)
             assert_among(after, given, scaled)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "cohere", "deepseek_v3", "gpt_neox", "llama4_text"]
+)
+def test_half_precision_shows_the_same_rotation(model_type, dtype):
+    rotations = []
+    for precision in (torch.float32, dtype):
+        model = built(model_type).to(precision)
+        specs = [spec for _, spec in load_model(model, processor=reads()).attending]
+        assert all(spec.rotates for spec in specs)
+        rotations.append([spec.rotates for spec in specs])
+    assert rotations[0] == rotations[1]
+    spaces = measure(model, list(tiny.TEXTS[:3]), "anisotropy", tokenizer=reads(), progress=False)
+    assert {*UNROTATED} < {*spaces["anisotropy"]["space"]}
 
 
 @pytest.mark.parametrize("model_type", NOT_SHOWN)

@@ -50,6 +50,9 @@ def test_a_training_run_before_its_first_step(tmp_path):
     for name in METRICS:
         first = recorded[name].query("seed == 0 and step == 0").drop(columns=["seed", "step"])
         measured = now[name][first.columns]
+        if "space" in measured:
+            # It was recorded before vectors before rotation were spaces of their own.
+            measured = measured[measured["space"].isin(first["space"])].reset_index(drop=True)
         pd.testing.assert_frame_equal(first.reset_index(drop=True), measured, **CLOSE)
 
 

@@ -387,7 +387,8 @@ def test_summed_contributions_are_the_sum_over_pairs(seed, queries, keys):
 
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
-    transformer, words = build("bert")
+    """It rotates its queries and keys, as some metrics need."""
+    transformer, words = build("gpt_neox")
     return LoadedModel("tiny", "seed 0", transformer.double(), words)
 
 

@@ -22,6 +22,8 @@ SPACES = {
     "query": "queries",
     "key": "keys",
     "value": "values",
+    "query_unrotated": "queries before rotation",
+    "key_unrotated": "keys before rotation",
     "final": "vectors that the model gives out",
 }
 KEYS = {

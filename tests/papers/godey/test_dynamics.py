@@ -17,14 +17,22 @@ import torch
 import transformers
 from huggingface_hub import constants
 from tiny import WORDS
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from analysis_book.papers.godey import dynamics as module
 from analysis_book.papers.godey.dynamics import Dynamics, dynamics, heads_shown, sample_vectors
 from analysis_book.papers.godey.several_runs import load_runs
 from analysis_book.training import Pretraining, checkpoints, pretrain, pretraining, runs
 from analysis_book.training import settings as run_settings
-from analysis_lib import AnalysisError, Corpus, files, load_corpus, load_model, metrics, store
+from analysis_lib import (
+    AnalysisError,
+    Corpus,
+    files,
+    load_corpus,
+    load_model,
+    measure,
+    metrics,
+    store,
+)
 from analysis_lib.corpora import data_identity, hub
 
 SHIPPED = files.data_directory() / "measurements"
@@ -191,9 +199,7 @@ def test_one_vector_is_sampled_at_least(home):
 
 
 def test_queries_and_keys_of_grouped_heads(tiny_folder):
-    """Two queries share a key; queries and keys are as the scores see them, after the rotary
-    embedding.
-    """
+    """Two queries share a key; queries and keys are those before the rotary embedding."""
     loaded = load_model(str(tiny_folder("llama")))
     corpus = Corpus("tiny", ["Keys answer queries.", "Hi", "The cone of vectors points one way."])
     model = transformers.LlamaModel.from_pretrained(tiny_folder("llama")).double().eval()
@@ -202,7 +208,6 @@ def test_queries_and_keys_of_grouped_heads(tiny_folder):
         given = loaded.tokenizer(line, return_tensors="pt")["input_ids"]
         with torch.inference_mode():
             hidden = model(input_ids=given, output_hidden_states=True).hidden_states
-            angles = model.rotary_emb(hidden[0], torch.arange(given.shape[1])[None])
             for layer, block in enumerate(model.layers, 1):
                 read = block.input_layernorm(hidden[layer - 1])
                 split = [
@@ -211,9 +216,7 @@ def test_queries_and_keys_of_grouped_heads(tiny_folder):
                     .transpose(0, 1)[None]
                     for x in "qk"
                 ]
-                for space, vectors in zip(
-                    ("query", "key"), apply_rotary_pos_emb(*split, *angles), strict=True
-                ):
+                for space, vectors in zip(("query", "key"), split, strict=True):
                     for head in range(1, 5):
                         shared = head - 1 if space == "query" else (head - 1) // 2
                         rows.setdefault((space, layer, head), []).append(vectors[0, shared].numpy())
@@ -227,6 +230,32 @@ def test_queries_and_keys_of_grouped_heads(tiny_folder):
             pd.DataFrame(expected, columns=[str(i) for i in range(8)]),
             part[[str(i) for i in range(8)]].to_numpy(float),
         )
+
+
+def test_tables_take_queries_and_keys_before_rotation(tiny_folder):
+    """Of a model that rotates; one that does not has the same tables, and says so."""
+    corpus = Corpus("tiny", ["Keys answer queries.", "Hi", "The cone of vectors points one way."])
+    tables = {}
+    for name in ("llama", "gpt2"):
+        tables[name] = module._tables(load_model(str(tiny_folder(name))), corpus)
+        assert {*tables[name]} == {*module.METRICS}
+        rows = tables[name]["head_means"]
+        assert {*rows["space"]} == {"query", "key", "value"}
+        means = rows.pivot(index=["layer", "head"], columns=["space", "dimension"], values="mean")
+        alignment = tables[name]["qk_alignment"]
+        for row in alignment.itertuples():
+            shared = row.head if name == "gpt2" else (row.head + 1) // 2
+            query, key = (
+                means.loc[row.layer, row.head]["query"],
+                means.loc[row.layer, shared]["key"],
+            )
+            assert row.dot == pytest.approx(query @ key, rel=1e-4, abs=1e-6)
+        assert Dynamics(tables[name], {}).before_rotation == (name == "llama")
+    plain = measure(str(tiny_folder("llama")), corpus, "qk_alignment", progress=False)
+    after = plain["qk_alignment"]["dot"]
+    assert (after - tables["llama"]["qk_alignment"]["dot"]).abs().max() > 0.1
+    old = {"qk_alignment": plain["qk_alignment"]}
+    assert not Dynamics(old, {}).before_rotation
 
 
 # --- What is kept ---------------------------------------------------------------------------------

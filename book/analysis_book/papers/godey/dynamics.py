@@ -66,6 +66,10 @@ class Dynamics(dict[str, pd.DataFrame]):
     not known. Shipped measurements have no intervals, and may lack ``vectors`` and ``head_means``,
     which the wheel of the site leaves out.
 
+    Queries and keys are those before their rotation by position, in the layers that rotate them.
+    The column ``before_rotation`` of ``qk_alignment`` tells these layers. Older recordings lack it,
+    and have taken queries and keys after rotation.
+
     Attributes:
         about: run, data, limit, seed and seeds; what identifies run and data; ``formulas``, the
             versions of what measured; and ``training``, how the run was trained (settings, data and
@@ -91,6 +95,11 @@ class Dynamics(dict[str, pd.DataFrame]):
     def steps(self) -> list[int]:
         """The steps of the checkpoints, in order."""
         return sorted(self["qk_alignment"]["step"].unique().tolist())
+
+    @property
+    def before_rotation(self) -> bool:
+        """Whether queries and keys of layers that rotate them are taken before that."""
+        return bool(self["qk_alignment"].get("before_rotation", pd.Series(False)).any())
 
     @property
     def layers(self) -> int:
@@ -252,8 +261,8 @@ def _measure(
     """Write the tables of a checkpoint, given those of the last one, unless it is that."""
     model = load_model(checkpoint.model, checkpoint.revision, processor=about.get("tokenizer"))
     origin = {"seed": checkpoint.seed, "step": checkpoint.step}
-    measured = measure(model, corpus, METRICS, progress=False)
-    tables = {name: table.assign(**origin) for name, table in measured.items()}
+    tables = _tables(model, corpus)
+    tables = {name: table.assign(**origin) for name, table in tables.items()}
     if checkpoint.seed == about["seeds"][0]:
         alignment = (last or tables)["qk_alignment"]
         heads = {*heads_shown(alignment).values()}
@@ -263,6 +272,28 @@ def _measure(
         rest = table.columns.drop([*origin])
         ordered = table[[*origin, *rest]]
         ordered.to_parquet(folder / f"{name}.parquet", index=False)
+
+
+def _tables(model: LoadedModel, corpus: Corpus) -> dict[str, pd.DataFrame]:
+    """The tables of ``METRICS``, with queries and keys before their rotation."""
+    if not any(attention.rotates for _, attention in model.attending):
+        tables = dict(measure(model, corpus, METRICS, progress=False))
+        tables["qk_alignment"] = tables["qk_alignment"].assign(before_rotation=False)
+        return tables
+    tables = dict(measure(model, corpus, [*METRICS, "qk_alignment_unrotated"], progress=False))
+    before = tables.pop("qk_alignment_unrotated").assign(before_rotation=True)
+    rotating = before["layer"].unique()
+    after = tables["qk_alignment"].assign(before_rotation=False)
+    after = after[~after["layer"].isin(rotating)]
+    both = pd.concat([before, after], ignore_index=True)
+    tables["qk_alignment"] = both.sort_values(["layer", "head"], ignore_index=True)
+    for name in ("anisotropy", "head_means"):
+        table = tables[name]
+        is_rotated = table["space"].isin(["query", "key"]) & table["layer"].isin(rotating)
+        table = table[~is_rotated]
+        plain = table["space"].str.removesuffix("_unrotated")
+        tables[name] = table.assign(space=plain).reset_index(drop=True)
+    return tables
 
 
 def sample_vectors(
@@ -280,7 +311,8 @@ def sample_vectors(
         seed: with which to draw them; models with the same tokenizer give the same tokens.
 
     Returns:
-        One row per token and space. Columns layer, head, space (query or key), and one column per
+        One row per token and space. Columns layer, head, space (query or key, before any
+        rotation), and one column per
         dimension, ``0``, ``1``, ..., in half precision.
     """
     of_heads: dict[tuple, list[Float[torch.Tensor, "token dim"]]] = {}
@@ -288,7 +320,8 @@ def sample_vectors(
     def receive(activations: capture.Activations) -> None:
         here = [head for layer, head in heads if layer == activations.layer]
         for head, space in itertools.product(here, ("query", "key")):
-            vectors = activations.spaces[space]
+            spaces = activations.spaces
+            vectors = spaces.get(f"{space}_unrotated", spaces[space])
             # Grouped queries share the keys of their group.
             group = activations.spaces["query"].values.shape[1] // vectors.values.shape[1]
             of_head = vectors.values[:, (head - 1) // group]
@@ -298,7 +331,7 @@ def sample_vectors(
     groups = [0] * len(corpus.items)
     settings = capture.Settings()
     for batch in capture.batches(model, corpus.items, groups, settings, capture.Reading()):
-        capture.run(model, batch, frozenset({"query", "key"}), receive)
+        capture.run(model, batch, frozenset({"query", "key", *capture.UNROTATED}), receive)
     frames = {}
     for labels, parts in sorted(of_heads.items()):
         vectors = torch.cat(parts).numpy()
