@@ -301,7 +301,8 @@ class Metric(ABC):
         table = {}
         for name in dict.fromkeys((*first, *columns)):
             replicates = np.broadcast_to(columns[name], shape)
-            table[name] = replicates[0].ravel()
+            # A copy, as a view would keep all replicates in memory.
+            table[name] = replicates[0].flatten()
             if name == self.interval and with_interval:
                 low, high = self._interval(columns, shape)
                 table["ci_low"] = low.ravel()

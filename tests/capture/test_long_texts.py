@@ -9,11 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from analysis_lib import measure
-from analysis_lib.capture import BESIDE, masks
+from analysis_lib.capture import BESIDE, long_sums, masks
 from analysis_lib.capture.batching import make_batches
 from analysis_lib.capture.checked_pass import check
 from analysis_lib.capture.forward_pass import captured_pass
 from analysis_lib.capture.inputs import Batch
+from analysis_lib.capture.tokens import Tokens
 from analysis_lib.measurement.shards import OF_OUTPUT
 from analysis_lib.metrics import METRICS
 from analysis_lib.models import LoadedModel
@@ -29,6 +30,7 @@ SIZE = {
     "intermediate_size": 32,
     "max_position_embeddings": LONG,
 }
+ENDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 OF_ATTENTION = frozenset({"weights", "scores", "query", "key", "value", "hidden"})
 
 
@@ -53,6 +55,41 @@ def modernbert(words: int) -> transformers.PreTrainedModel:
         vocab_size=words, local_attention=WINDOW, pad_token_id=0, **special, **SIZE
     )
     return transformers.ModernBertModel(config)
+
+
+def gemma2(words: int) -> transformers.PreTrainedModel:
+    """Scores are capped; every second layer has a window."""
+    config = transformers.Gemma2Config(
+        vocab_size=words,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=0.5,
+        **ENDS,
+        **SIZE,
+    )
+    return transformers.Gemma2Model(config)
+
+
+def gpt_oss(words: int) -> transformers.PreTrainedModel:
+    """Heads have learnt sinks; every second layer has a window."""
+    config = transformers.GptOssConfig(
+        vocab_size=words,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=WINDOW,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        **ENDS,
+        **SIZE,
+    )
+    model = transformers.GptOssModel(config)
+    for layer in model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    return model
+
+
+EVERY = [bert, llama, mistral, modernbert, gemma2, gpt_oss]
 
 
 class Largest(TorchDispatchMode):
@@ -90,7 +127,7 @@ def text_of(model: LoadedModel, length: int) -> Batch:
 
 
 @pytest.mark.parametrize("needs", [OF_ATTENTION, frozenset({"hidden", "key"})])
-@pytest.mark.parametrize("make", [bert, llama, mistral, modernbert])
+@pytest.mark.parametrize("make", EVERY)
 def test_no_tensor_grows_with_the_square_of_a_length(make, needs, monkeypatch):
     room = 2**18
     monkeypatch.setattr(masks, "LARGEST_MASK", room)
@@ -111,7 +148,7 @@ def test_no_tensor_grows_with_the_square_of_a_length(make, needs, monkeypatch):
 
 
 @pytest.mark.parametrize("room", [1, 100])
-@pytest.mark.parametrize("make", [bert, llama, mistral, modernbert])
+@pytest.mark.parametrize("make", EVERY)
 def test_rows_of_a_mask_give_what_all_of_it_gives(make, room, monkeypatch):
     model = loaded(make)
     model.model.double()
@@ -142,3 +179,35 @@ def test_a_model_may_change_the_mask_of_a_long_text(monkeypatch):
     assert torch.equal(opposite.whole(), ~whole)
     for band in masks.bands(long.shape, long.device):
         assert (band.queries.stop - band.queries.start) * 7 <= 20
+
+
+@pytest.mark.parametrize("make", [bert, mistral, gpt_oss])
+def test_sums_by_chunks_of_tokens_give_what_all_of_them_give(make, monkeypatch):
+    model = loaded(make)
+    model.model.double()
+    monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", "")
+    every = [name for name, metric in METRICS.items() if not metric.needs & OF_OUTPUT]
+    whole = measure(model, tiny.TEXTS, every, progress=False)
+    monkeypatch.setattr(long_sums, "TOKENS_AT_ONCE", 3)
+    by_chunks = measure(model, tiny.TEXTS, every, progress=False)
+    for name in whole:
+        pd.testing.assert_frame_equal(by_chunks[name], whole[name], rtol=1e-9, atol=1e-12)
+
+
+def test_long_sums_keep_the_digits_of_single_precision():
+    count = 2**15
+    draws = torch.Generator().manual_seed(0)
+    weights = torch.rand(2, 1, count, generator=draws)
+    values = 1 + torch.rand(2, count, 5, generator=draws)
+    sums = long_sums.weighted_sums(weights, values)
+    assert sums.dtype == torch.float32
+    exact = weights.double() @ values.double()
+    torch.testing.assert_close(sums.double(), exact, rtol=5e-7, atol=0)
+    types = torch.randint(0, 3, (2, count), generator=draws)
+    tokens = Tokens(torch.ones(2, count, dtype=torch.bool), types, (0, 1))
+    by_kind = tokens.in_bags(values.flatten(0, 1))
+    exact = tokens.kind_masks.double() @ values.double()
+    torch.testing.assert_close(by_kind.double(), exact, rtol=5e-7, atol=0)
+    # The plain product of short texts keeps its bytes.
+    few = weights[..., :500], values[:, :500]
+    assert torch.equal(long_sums.weighted_sums(*few), few[0] @ few[1])

@@ -1,13 +1,16 @@
 """Sums by key and jackknife group: the same, however values are added."""
 
 import pickle
+import tracemalloc
 
+import numpy as np
 import pytest
 import torch
 
 from analysis_lib.capture import Owners
-from analysis_lib.metrics import sums
+from analysis_lib.metrics import ScoreContributions, sums
 from analysis_lib.metrics.sums import WHOLE, GroupSums, Sums
+from analysis_lib.models import TOKEN_TYPES
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -90,3 +93,36 @@ def test_sums_over_all_groups_and_sums_that_are_given():
     assert added["whole", 0].groups == (WHOLE,)
     expected = begun + torch.tensor([[0], [1]])
     assert added["a", 0].values.tolist() == expected.tolist()
+
+
+def test_large_sums_are_not_copied():
+    added = Sums()
+    values = drawn(3, 2**12 + 1)
+    added.add(("large", 0), [values], Owners([7, 2, 7]))
+    [(_, array)] = added.arrays().values()
+    again, same = added.arrays()["large", 0]
+    assert np.shares_memory(array, same)
+    assert again == (2, 7)
+    torch.testing.assert_close(
+        torch.from_numpy(array), torch.stack([values[1], values[0] + values[2]])
+    )
+
+
+def test_a_large_table_is_in_memory_once():
+    """Neither its columns nor the sums that it is made of are copied as a whole."""
+    layers, groups = 12, (0, 1, 2, 3, 4)
+    parts = {}
+    for layer in range(layers):
+        pairs = torch.zeros(len(groups), len(TOKEN_TYPES))
+        for kind in (4, 5):
+            pairs[:, kind] = 3
+            parts["sum", kind, layer] = GroupSums(groups, drawn(len(groups), 8, 512, seed=layer))
+        parts["pairs", layer] = GroupSums(groups, pairs.double())
+    metric = ScoreContributions().fresh(parts)
+    metric.table()
+    tracemalloc.start()
+    table = metric.table()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(table) == layers * 8 * 512 * 3
+    assert peak < 1.5 * table.memory_usage().sum()
