@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis_lib.files import data_directory, package_directory
+from analysis_book.atlas.cards import BUILT, measured_by_library
+from analysis_lib.files import package_directory
 
 # In the order of the table.
 COLUMNS = (
@@ -32,8 +33,9 @@ COLUMNS = (
     *("rotation", "rotation_bases", "key_groups", "scale", "cap", "window"),
     *("two_calls", "dtype", "measured"),
 )
-BUILT = "built"
-SECONDS = 300
+# Of one processor, for each type; the clock also counts what others do.
+SECONDS = 60
+PATIENCE = 30 * SECONDS
 # Of address space, for each type.
 MOST_BYTES = 10 * 2**30
 INPUTS = {
@@ -64,7 +66,10 @@ def row(model_type: str) -> dict[str, str]:
     known |= {"result": BUILT, "class": type(small.model).__name__}
     known |= {"reads": " and ".join(kinds) or "vectors"}
     known |= probe(small.model, small.inputs)
-    return known | {"dtype": saved_in_half(small.model), "measured": measured(model_type)}
+    return known | {
+        "dtype": saved_in_half(small.model),
+        "measured": measured_by_library(model_type),
+    }
 
 
 def saved_in_half(model: object) -> str:
@@ -86,21 +91,12 @@ def saved_in_half(model: object) -> str:
     return joined(given)
 
 
-def measured(model_type: str) -> str:
-    """What the survey has of a type: tables that equal a naive reference, or a reason."""
-    survey = pd.read_csv(data_directory() / "architectures.csv", keep_default_na=False)
-    rows = survey[survey["architecture"] == model_type]
-    if rows.empty:
-        return "not surveyed"
-    result = rows.iloc[0]
-    return result["tables"] or f"{result['result']}: {result['why']}"
-
-
 # --- Processes ------------------------------------------------------------------------------------
 
 
 def _write_row(model_type: str, path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     try:
         made = row(model_type)
     except Exception:
@@ -116,7 +112,7 @@ def rows(model_types: Iterable[str], folder: Path, workers: int) -> Iterator[dic
     folder.mkdir(parents=True, exist_ok=True)
     # Its server imports transformers once, and each process begins as a copy of it.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["analysis_book.atlas.probing", "pandas"])
+    context.set_forkserver_preload(["analysis_book.atlas.preloaded"])
     paths = {name: folder / f"{name}.json" for name in model_types}
     missing = [name for name, path in paths.items() if not path.is_file()]
     working: dict[str, tuple] = {}
@@ -128,7 +124,7 @@ def rows(model_types: Iterable[str], folder: Path, workers: int) -> Iterator[dic
             working[name] = process, time.monotonic()
         time.sleep(0.05)
         for name, (process, start) in [*working.items()]:
-            if process.is_alive() and time.monotonic() - start < SECONDS:
+            if process.is_alive() and time.monotonic() - start < PATIENCE:
                 continue
             _end(name, process, paths[name])
             del working[name]
@@ -139,11 +135,10 @@ def rows(model_types: Iterable[str], folder: Path, workers: int) -> Iterator[dic
 
 def _end(name: str, process: multiprocessing.Process, path: Path) -> None:
     """End a process; where it wrote no row, write why."""
-    reason = f"its process ended with status {process.exitcode}"
     if process.is_alive():
-        reason = f"it takes more than {SECONDS} seconds"
         process.kill()
     process.join()
+    reason = f"it takes more than {SECONDS} seconds, or too much memory"
     if not path.is_file():
         path.write_text(json.dumps({"type": name, "result": reason}), encoding="utf-8")
 

@@ -1,8 +1,9 @@
 """A row of the atlas in words: what you get, what you might expect, and the lines that help."""
 
 import functools
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -12,7 +13,7 @@ from analysis_lib.files import data_directory
 TABLE = "transformers_outputs.csv"
 BUILT = "built"
 # Of cells that say that there is nothing to say.
-EMPTY = ("", "none", "no text", "no attention", "no weights", "it takes no mask")
+EMPTY = ("none", "no text", "no attention", "no weights", "it takes no mask")
 UNSEEN = "not seen"
 
 
@@ -23,25 +24,37 @@ class Fact:
     Attributes:
         name: its name.
         label: what it is about, as a reader would say it.
-        expected: what one would expect, as the beginning of a cell; empty where nothing is.
+        expected: what one would expect; empty where nothing is.
+        more: whether a cell may say more than that.
     """
 
     name: str
     label: str
     expected: str = ""
+    more: bool = False
 
     def surprises(self, cell: str) -> bool:
-        """Whether a cell, or what it says of one of several stacks, is not what one expects."""
-        if not self.expected or cell in EMPTY or cell.startswith(UNSEEN):
+        """Whether a cell, or a part of it, is not what one expects.
+
+        >>> BY_NAME["row_sums"].surprises("encoder: 1; decoder: 0.2 to 1")
+        True
+        """
+        if not self.expected:
             return False
-        return any(not value.startswith(self.expected) for value in values_of(cell))
+        for value in values_of(cell):
+            as_expected = value == self.expected
+            if self.more:
+                as_expected = value.startswith(self.expected)
+            if value not in EMPTY and not value.startswith(UNSEEN) and not as_expected:
+                return True
+        return False
 
 
 FACTS = (
     Fact("hidden_states", "number of hidden states", "blocks + 1"),
-    Fact("first_state", "hidden_states[0]", "embeddings"),
+    Fact("first_state", "hidden_states[0]", "embeddings", more=True),
     Fact("states_between", "hidden_states in between", "outputs of blocks"),
-    Fact("last_state", "hidden_states[-1]", "output of the last block"),
+    Fact("last_state", "hidden_states[-1]", "output of the last block", more=True),
     Fact("state_axes", "axes of a hidden state", "batch × token × width"),
     Fact("attentions", "number of attentions", "one per block"),
     Fact("attention_kind", "what attentions hold", "weights"),
@@ -61,22 +74,27 @@ FACTS = (
     Fact("cap", "cap of the scores", "none"),
     Fact("window", "window of attention", "none"),
     Fact("two_calls", "two calls in evaluation give", "same"),
-    Fact("dtype", "saved in half precision, loaded", "as saved"),
+    Fact("dtype", "weights are loaded", "as saved", more=True),
     Fact("measured", "measured by analysis_lib"),
 )
 BY_NAME = {fact.name: fact for fact in FACTS}
-# Expected axes of several stacks have other names for tokens.
-_TOKENS = re.compile("decoder token")
+# Before what a cell says of one of several stacks; behind what it says of some of the layers.
+_STACK = re.compile(r"^(?!not seen|not tried|refused|error|eager)[\w ]+: ")
+_FIRST_POSITION = re.compile(r"\[PAD\] (\d+) ")
+_COUNT = re.compile(r" \(\d+\)(?:, |$)")
 
 
-def values_of(cell: str) -> Iterator[str]:
-    """What a cell says, of each stack if it says something of several.
+def values_of(cell: str) -> list[str]:
+    """What a cell says: of each stack, and of each kind of layer, if it tells them apart.
 
-    >>> list(values_of("encoder: 1; decoder: 2"))
-    ['1', '2']
+    >>> values_of("encoder: 1; decoder: 2"), values_of("weights (1), state (2)")
+    (['1', '2'], ['weights', 'state'])
     """
+    values = []
     for part in cell.split("; "):
-        yield _TOKENS.sub("token", re.sub(r"^[\w ]+: ", "", part))
+        text = _STACK.sub("", part).replace("decoder token", "token")
+        values += [value for value in _COUNT.split(text) if value]
+    return list(dict.fromkeys(values))
 
 
 @functools.cache
@@ -85,12 +103,22 @@ def load() -> pd.DataFrame:
     return pd.read_csv(data_directory() / TABLE, keep_default_na=False, dtype=str)
 
 
+def measured_by_library(model_type: str) -> str:
+    """What the survey has of a type: tables that equal a naive reference, or a reason."""
+    survey = pd.read_csv(data_directory() / "architectures.csv", keep_default_na=False)
+    rows = survey[survey["architecture"] == model_type]
+    if rows.empty:
+        return "not surveyed"
+    result = rows.iloc[0]
+    return result["tables"] or f"{result['result']}: {result['why']}"
+
+
 # --- What to do -----------------------------------------------------------------------------------
 
 TRAPS = {
     "final-norm": "The last hidden state has gone through the final norm.",
     "no-embeddings": "The list begins with the output of block 1: the embeddings are missing.",
-    "streams": "A hidden state has further axes, such as parallel residual streams.",
+    "streams": "A hidden state has other axes, such as parallel residual streams or maps.",
     "wider": "The last hidden state has another width than the first.",
     "not-weights": "Not all that `attentions` holds are weights.",
     "sinks": "Rows of attention do not add up to 1.",
@@ -111,7 +139,6 @@ _BY_FACT = {
     "right_padding": {"change": "right-padding"},
     "rotation": {"interleaved": "rotation"},
     "two_calls": {"differ": "two-calls"},
-    "dtype": {"float32": "dtype"},
 }
 
 
@@ -122,7 +149,7 @@ def traps(row: Mapping[str, str]) -> list[str]:
         for pattern, name in patterns.items():
             if pattern in row[fact]:
                 names.append(name)
-    if BY_NAME["state_axes"].surprises(row["state_axes"]) and "input_ids" not in row["state_axes"]:
+    if BY_NAME["state_axes"].surprises(row["state_axes"]):
         names.append("streams")
     kinds = row["attention_kind"]
     if any(word in kinds for word in ("state", "scores", "other", "a dict", "a tuple")):
@@ -133,6 +160,8 @@ def traps(row: Mapping[str, str]) -> list[str]:
         names.append("empty")
     if BY_NAME["scale"].surprises(row["scale"]):
         names.append("scale")
+    if BY_NAME["dtype"].surprises(row["dtype"]) and "error" not in row["dtype"]:
+        names.append("dtype")
     return [name for name in TRAPS if name in names]
 
 
@@ -147,19 +176,22 @@ def plain_lines(row: Mapping[str, str], name: str) -> str:
     eager = ""
     if "empty" in traps(row):
         eager = ', attn_implementation="eager"'
-    lines.append(f"model = AutoModel.from_pretrained({name!r}{eager})")
-    blocks = row["blocks"]
-    hooked = "final-norm" in traps(row) and ":" not in blocks and blocks != "not recognised"
-    if hooked:
-        lines += [
-            "kept = []",
-            f"last = model.get_submodule({blocks!r})[-1]  # its output, before the final norm",
-            "last.register_forward_hook(lambda block, read, gave: kept.append(gave))",
-        ]
+    lines.append(f"model = AutoModel.from_pretrained({json.dumps(name)}{eager})")
+    paths = [path for path in values_of(row["blocks"]) if path not in ("not recognised", *EMPTY)]
+    if "final-norm" in traps(row) and paths:
+        lines.append("kept = []  # what the last block gives, before the final norm")
+        for path in paths:
+            lines += [
+                f'last = model.get_submodule("{path}")[-1]',
+                "last.register_forward_hook(lambda block, read, gave: kept.append(gave))",
+            ]
     arguments = "**inputs, output_hidden_states=True, output_attentions=True"
     if "left-padding" in traps(row):
         if row["left_padding_with_positions"] == "real tokens keep":
             lines.append('positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)')
+            first = _FIRST_POSITION.match(row["pad_positions"])
+            if first and first[1] != "0":
+                lines[-1] += f" + {first[1]}"
             arguments = arguments.replace("**inputs", "**inputs, position_ids=positions")
         else:
             lines.append('tokenizer.padding_side = "right"  # or one text at a time')
@@ -183,18 +215,8 @@ def measured_lines(row: Mapping[str, str], name: str) -> str:
     metrics = "anisotropy"
     if "attention" in tables:
         metrics = "anisotropy,attention_entropy"
-    lines.append(f'tables = measure(load_model({name!r}), load_corpus("texts.txt"), {metrics!r})')
-    lines.append(
-        'tables["anisotropy"].query("space == \'hidden\'")  # layer 0: embeddings, '
-        "layer l: output of block l"
-    )
+    model = json.dumps(name)
+    lines.append(f'tables = measure(load_model({model}), load_corpus("texts.txt"), "{metrics}")')
+    lines.append("# Layer 0: embeddings; layer l: output of block l.")
+    lines.append('tables["anisotropy"].query("space == \'hidden\'")')
     return "\n".join(lines)
-
-
-def differences(row: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """The facts that are not as one would expect: label, expectation, fact."""
-    rows = []
-    for fact in FACTS:
-        if fact.surprises(row[fact.name]):
-            rows.append((fact.label, fact.expected, row[fact.name]))
-    return rows

@@ -53,13 +53,13 @@ def probe(model: PreTrainedModel, inputs: Mapping[str, object]) -> dict[str, str
     with quiet():
         facts["default_attention"] = _default_attention(model)
         by_default = _called(model, inputs, ASKED)
-        with chosen_attention(model, "eager"):
-            trace = _traced(model, inputs)
-            facts |= facts_of_states(model, trace, inputs)
-            facts |= facts_of_attentions(model, trace, inputs)
+        trace, reason = _traced(model, inputs, "eager")
+        facts |= facts_of_states(model, trace, inputs)
+        facts |= facts_of_attentions(model, trace, inputs)
         facts["attentions_by_default"] = beside_eager(by_default, trace.output)
-        with chosen_attention(model, NOTING):
-            facts |= facts_of_interface(_traced(model, inputs))
+        if reason:
+            facts["attentions"] = f"eager attention fails: {reason}"
+        facts |= facts_of_interface(_traced(model, inputs, NOTING)[0])
         facts |= facts_of_padding(model, inputs)
         facts["two_calls"] = two_calls(model, inputs)
     return facts
@@ -102,13 +102,26 @@ def chosen_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
             model.set_attn_implementation(before)
 
 
-def _traced(model: PreTrainedModel, inputs: Mapping[str, object]) -> Trace:
-    """A call that returns hidden states and attentions, or whichever of them it can."""
+def _traced(
+    model: PreTrainedModel, inputs: Mapping[str, object], attention: str
+) -> tuple[Trace, str]:
+    """A call that returns hidden states and attentions, or whichever of them it can.
+
+    Returns:
+        What was seen in it, and why the model does not attend as was asked, if it does not.
+    """
     hidden, attentions = ({name: True} for name in ASKED)
-    for options in (ASKED, hidden, attentions):
+    reason = ""
+    with chosen_attention(model, attention):
+        for options in (ASKED, hidden, attentions, {}):
+            try:
+                return traced(model, inputs, **options), ""
+            except Exception as error:
+                reason = reason_of(error)
+    for options in (ASKED, hidden, {}):
         with suppress(Exception):
-            return traced(model, inputs, **options)
-    return traced(model, inputs)
+            return traced(model, inputs, **options), reason
+    raise RuntimeError(reason)
 
 
 @torch.no_grad()
@@ -232,7 +245,7 @@ def _facts_of_entries(
     kinds = [attention_kind(each, trace, has_sink, tokens) for each in entries]
     tensors = [each for each in entries if isinstance(each, Tensor) and each.dim() > 1]
     facts = {"attentions": attention_number(len(entries), blocks)}
-    facts["attention_kind"] = _listed(Counter(kinds))
+    facts["attention_kind"] = listed(Counter(kinds))
     weights = [each for each, kind in zip(entries, kinds, strict=True) if kind in OF_WEIGHTS]
     facts["row_sums"] = row_sums(weights) if weights else "no weights"
     if tensors:
@@ -240,8 +253,8 @@ def _facts_of_entries(
         if isinstance(heads, int):
             sizes.setdefault(heads, "head")
         axes = Counter(in_symbols(each.shape, sizes) for each in tensors)
-        facts["attention_axes"] = _listed(axes)
-        facts["dropout"] = _listed(Counter(dropout_side(each, trace) for each in tensors))
+        facts["attention_axes"] = listed(axes)
+        facts["dropout"] = listed(Counter(dropout_side(each, trace) for each in tensors))
     return facts
 
 
@@ -252,7 +265,8 @@ def attention_number(count: int, blocks: int) -> str:
     return f"{count} for {blocks} blocks" if blocks else str(count)
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def listed(counts: Mapping[str, int]) -> str:
+    """Words with how often each holds, if not always the same one does."""
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{word} ({count})" for word, count in counts.items())
@@ -312,8 +326,8 @@ def facts_of_interface(trace: Trace) -> dict[str, str]:
     heads = {each.queries[-1] for each in calls}
     if calls:
         facts |= {
-            "key_groups": _listed(Counter(_groups(each) for each in calls)),
-            "scale": _listed(Counter(_scale(each) for each in calls)),
+            "key_groups": listed(Counter(_groups(each) for each in calls)),
+            "scale": listed(Counter(_scale(each) for each in calls)),
             "cap": _option(calls, "softcap"),
             "window": _option(calls, "sliding_window"),
         }
@@ -342,7 +356,7 @@ def _option(calls: Sequence[AttentionCall], name: str) -> str:
         value = call.options.get(name)
         word = "none" if value is None else f"{value:g}"
         counts[word] += 1
-    return _listed(counts)
+    return listed(counts)
 
 
 # --- Padding --------------------------------------------------------------------------------------
@@ -462,4 +476,4 @@ def two_calls(model: PreTrainedModel, inputs: Mapping[str, object]) -> str:
 def dtypes_of(model: nn.Module) -> str:
     """The precisions of the weights of a model."""
     counts = Counter(str(each.dtype).removeprefix("torch.") for each in model.parameters())
-    return _listed(counts)
+    return listed(counts)

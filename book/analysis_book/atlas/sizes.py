@@ -107,6 +107,9 @@ CHANGES = {
     "bamba": {"attn_layer_indices": [1]},
     "t5": {"decoder_start_token_id": 0},
     "gemma3n_text": {"num_kv_shared_layers": 0},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "xmod": {"default_language": "en_XX"},
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 0},
 }
 _SPEECH = {

@@ -19,6 +19,9 @@ TOKENS = 11
 # What a small model may have: a larger one takes too long.
 MOST_PARAMETERS = 100_000_000
 SECOND = 16_000
+WIDE_HEAD = 128
+# Patches of an image along one side.
+SIDE = 4
 
 
 class NotBuiltError(Exception):
@@ -46,7 +49,7 @@ def running(model_type: str) -> Running:
     """
     made = model_class(model_type)
     reasons = []
-    for make in (_with_every_kind, _by_sizes, _with_sizes_set, _as_it_is):
+    for make in (_with_every_kind, _by_sizes, _with_wide_heads, _with_sizes_set, _as_it_is):
         try:
             model = _built(made, make(model_type))
         except Exception as error:  # Configurations and models fail in many ways.
@@ -73,8 +76,9 @@ def model_class(model_type: str) -> Callable:
         NotBuiltError: transformers has no such class.
     """
     kind = CONFIG_MAPPING[model_type]
-    if transformers.MODEL_MAPPING.get(kind, None) is not None:
-        return AutoModel.from_config
+    with suppress(ValueError):  # Some entries name a class that is not there.
+        if transformers.MODEL_MAPPING.get(kind, None) is not None:
+            return AutoModel.from_config
     # Parts of larger models have a class and no entry among the Auto classes.
     name = kind.__module__.replace(".configuration_", ".modeling_")
     try:
@@ -144,6 +148,18 @@ def _with_every_kind(model_type: str) -> PreTrainedConfig:
     return config
 
 
+def _with_wide_heads(model_type: str) -> PreTrainedConfig:
+    """The same with heads of 128 dimensions, for rotations whose parts are of fixed widths."""
+    config = _by_sizes(model_type)
+    for part in _texts_of(config):
+        part.num_attention_heads = 2
+        part.num_key_value_heads = 2
+        part.hidden_size = 2 * WIDE_HEAD
+        if getattr(part, "head_dim", None) is not None:
+            part.head_dim = WIDE_HEAD
+    return config
+
+
 def _texts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
     """A configuration, and that of its part that reads text."""
     part = config.get_text_config()
@@ -206,7 +222,7 @@ def _inputs(model: PreTrainedModel) -> Iterator[dict[str, object]]:
     sounds = [sound for sound in _sounds(model) if sound.keys() <= accepted.keys()]
     first, *_ = [name for name in accepted if name != "self"] or [""]
     text = _text(model, accepted)
-    if first in ("pixel_values", "input_values", "input_features"):
+    if first in ("pixel_values", "pixel_values_videos", "input_values", "input_features"):
         yield from images
         yield from sounds
     if text:
@@ -217,7 +233,22 @@ def _inputs(model: PreTrainedModel) -> Iterator[dict[str, object]]:
             yield text | other
     yield from images
     yield from sounds
+    if "grid_thw" in accepted:
+        yield _patches(model, accepted, first)
     yield from _vectors(model, accepted)
+
+
+def _patches(model: PreTrainedModel, accepted: dict, first: str) -> dict[str, Tensor]:
+    """The patches of one image, each a row of numbers, and how they lie."""
+    config = model.config
+    sizes = ("in_channels", "in_chans", "num_channels")
+    channels = next((getattr(config, name) for name in sizes if hasattr(config, name)), 3)
+    width = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
+    rows = torch.randn(SIDE**2, width, generator=torch.Generator().manual_seed(0))
+    given = {first: rows, "grid_thw": torch.tensor([[1, SIDE, SIDE]])}
+    if "merge_sizes" in accepted:
+        given["merge_sizes"] = torch.tensor([2])
+    return given
 
 
 def plain_ids(model: PreTrainedModel, count: int) -> list[int]:
@@ -267,7 +298,12 @@ def _images(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
         generator = torch.Generator().manual_seed(0)
         pixels = torch.randn(BATCH, channels, height, width, generator=generator)
         yield {"pixel_values": pixels}
-    yield {"pixel_values": torch.randn(BATCH, 4, channels, 64, 64)}
+    frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 4)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    generator = torch.Generator().manual_seed(0)
+    video = torch.randn(BATCH, frames, channels, height, width, generator=generator)
+    yield {"pixel_values": video}
+    yield {"pixel_values_videos": video}
 
 
 def _sounds(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
