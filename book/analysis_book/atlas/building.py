@@ -151,6 +151,7 @@ def table(made: Iterable[Mapping[str, str]]) -> pd.DataFrame:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the table, or what is missing of it."""
     import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("path", type=Path, help="the table, as CSV")
@@ -158,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     options = parser.parse_args(arguments)
     folder = package_directory() / "derived" / "atlas" / transformers.__version__
-    names = options.types or sorted(transformers.CONFIG_MAPPING)
+    names = options.types or sorted(CONFIG_MAPPING_NAMES)
     made = table(rows(names, folder, options.workers))
     made["transformers"] = transformers.__version__
     made.to_csv(options.path, index=False, lineterminator="\n")

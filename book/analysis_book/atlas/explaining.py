@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import torch
 import transformers
 from torch import nn
@@ -42,19 +43,15 @@ class Card:
     name: str
     row: dict[str, str]
 
-    def lines(self) -> list[tuple[str, str, str]]:
-        """What each fact is about, what one might expect, and the fact; a mark where they differ.
-
-        Facts that say nothing of this model are left out.
-        """
-        lines = []
+    @property
+    def table(self) -> pd.DataFrame:
+        """What each fact is about, what one might expect, what is so, and whether they differ."""
+        rows = []
         for fact in FACTS:
             cell = self.row[fact.name]
-            if not cell:
-                continue
-            mark = "≠ " if fact.surprises(cell) else "  "
-            lines.append((fact.label, fact.expected, mark + cell))
-        return lines
+            if cell:
+                rows.append((fact.label, fact.expected, cell, fact.surprises(cell)))
+        return pd.DataFrame(rows, columns=["fact", "expected", "given", "differs"])
 
     @property
     def warnings(self) -> list[str]:

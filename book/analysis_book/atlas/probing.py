@@ -196,10 +196,12 @@ def _axes_of_states(stack: Stack, inputs: Mapping[str, object]) -> str:
     state = stack.states[0]
     read = stack.runs[0].read if stack.runs else state
     sizes = sizes_of(inputs, read)
+    if state.dim() == 3 and state.shape[0] == _batch(inputs):
+        # By their order, since two sizes may be equal by chance.
+        return f"batch × {sizes.get(state.shape[1], 'token').replace('batch', 'token')} × width"
     if "input_ids" in inputs:
         sizes.setdefault(state.shape[-1], "width")
-    elif state.dim() != 3:
-        # Sizes of a map of features may be equal by chance.
+    else:
         sizes = {_batch(inputs): "batch"}
     return in_symbols(state.shape, sizes)
 

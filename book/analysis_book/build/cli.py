@@ -585,7 +585,10 @@ def _explain(options: argparse.Namespace) -> None:
     from analysis_book.build.listing import in_columns
 
     card = explain(options.model)
-    rows = [("", "you might expect", "  you get"), *card.lines()]
+    rows = [("", "you might expect", "  you get")]
+    for fact in card.table.itertuples():
+        mark = "≠ " if fact.differs else "  "
+        rows.append((fact.fact, fact.expected, mark + fact.given))
     print(card.title, in_columns(rows, _width()), sep="\n\n")
     for sentence in card.warnings:
         print(f"\n{sentence}", end="")
