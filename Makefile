@@ -2,6 +2,7 @@
 # make test    lint, what may import what, tests, every notebook in the smoke profile, the site, and a browser on it
 # make lab     a JupyterLab on the notebooks
 # make record  measure anew what ships in data/measurements: make record NAME=untrained
+# make atlas   make the table of what transformers returns by type anew: data/transformers_outputs.csv; a run that was stopped goes on
 # make setup   what they need: the environment and the pinned packages
 # make newest  a wheel in an empty environment, with the newest of everything that its bounds allow (downloads 1.5 GB)
 #
@@ -15,7 +16,7 @@ BIN := .venv/bin
 # A thread that waits sleeps: it would else keep a core from the one that it waits for.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: book lab test newest record kernels setup packages clean
+.PHONY: book lab test newest record atlas kernels setup packages clean
 .DELETE_ON_ERROR:
 
 book: setup
@@ -41,6 +42,10 @@ kernels-%: setup
 
 record: setup
 	$(BIN)/python data/measurements/record.py $(NAME)
+
+# In a process per type, which has a limit of time and of memory.
+atlas: setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m analysis_book.atlas.building data/transformers_outputs.csv
 
 # Not in `make test`, which needs no network: what pip finds today may break what ran yesterday.
 newest: setup

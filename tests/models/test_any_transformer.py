@@ -16,6 +16,7 @@ import transformers
 from tiny import TEXTS
 from torch import nn
 
+from analysis_book.atlas.sizes import CHANGES, CONFIGURED
 from analysis_lib import AnalysisError, Replace, load_model, measure
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.parts import PADDED_TEXTS
@@ -127,129 +128,6 @@ MOST_USED = (
         "chameleon",
     ),
 )
-# What their small configuration lacks otherwise.
-CHANGES = {
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "bamba": {"attn_layer_indices": [1]},
-    "t5": {"decoder_start_token_id": 0},
-    "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 0},
-}
-_SPEECH = {
-    "conv_dim": [32] * 7,
-    "conv_stride": [5, 2, 2, 2, 2, 2, 2],
-    "conv_kernel": [10, 3, 3, 3, 3, 2, 2],
-}
-CHANGES |= dict.fromkeys(("data2vec-audio", "unispeech", "wavlm"), _SPEECH)
-_SWIN = {
-    "image_size": 64,
-    "embed_dim": 16,
-    "depths": [2, 2, 6, 2],
-    "num_heads": [1, 1, 2, 2],
-    "window_size": 2,
-}
-_HIERA = {
-    "hidden_size": 16,
-    "blocks_per_stage": [1, 1, 2, 1],
-    "embed_dim_per_stage": [16, 32, 64, 128],
-    "image_size": [128, 128],
-}
-_HYBRID = {
-    "num_hidden_layers": 4,
-    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
-    "hidden_size": 32,
-}
-_HYBRID |= {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "mamba_d_state": 4,
-    "intermediate_size": 48,
-}
-_WINDOWS = {"attention_window": [4, 4], "num_hidden_layers": 2}
-CHANGES |= {
-    "zamba": _HYBRID | {"n_mamba_heads": 2, "attention_hidden_size": 64, "attention_head_dim": 16},
-    "longformer": _WINDOWS,
-    "led": _WINDOWS | {"max_encoder_position_embeddings": 160},
-    "longt5": {"local_radius": 3, "decoder_start_token_id": 0},
-    "chameleon": {
-        "vocabulary_map": {"<image>": 63},
-        "vq_config": {
-            "embed_dim": 16,
-            "num_embeddings": 16,
-            "latent_channels": 16,
-            "base_channels": 32,
-        }
-        | {"channel_multiplier": [1, 1], "num_res_blocks": 1},
-    },
-}
-_SMALL = {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 128,
-    "pad_token_id": 0,
-}
-_SMALL |= {"max_position_embeddings": 64}
-# The sizes of these hang together.
-CONFIGURED = {
-    "zamba2": {
-        **_SMALL,
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 4,
-        "mamba_d_state": 4,
-        "n_mamba_heads": 8,
-    }
-    | {
-        "mamba_headdim": 8,
-        "mamba_ngroups": 1,
-        "chunk_size": 8,
-        "num_mem_blocks": 1,
-        "use_mem_rope": True,
-    }
-    | {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "hybrid_layer_ids": [1, 3]},
-    "longcat_flash": {
-        **_SMALL,
-        "num_layers": 2,
-        "num_hidden_layers": 4,
-        "ffn_hidden_size": 48,
-        "head_dim": 4,
-    }
-    | {
-        "expert_ffn_hidden_size": 16,
-        "n_routed_experts": 4,
-        "zero_expert_num": 2,
-        "moe_topk": 2,
-        "q_lora_rank": 12,
-    }
-    | {"kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
-    "mllama_text_model": {
-        **_SMALL,
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 2,
-        "cross_attention_layers": [1],
-    }
-    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-}
-CHANGES |= dict.fromkeys(("swin", "swinv2", "maskformer-swin", "donut-swin"), _SWIN) | {
-    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
-    "yolos": {"image_size": [48, 64], "num_detection_tokens": 5},
-    "pvt_v2": {"image_size": 64},
-    "audio-spectrogram-transformer": {"max_length": 128},
-    "dac": {"encoder_hidden_size": 16, "decoder_hidden_size": 32},
-    "poolformer": {"image_size": 64, "hidden_sizes": [8, 16, 32, 64]},
-    "focalnet": {"image_size": 64, "embed_dim": 16},
-    "hiera": _SWIN | {"image_size": [64, 64]},
-    "sam2_hiera_det_model": _HIERA,
-    "sam2_vision_model": {
-        "backbone_config": {"model_type": "sam2_hiera_det_model", **_HIERA},
-        "backbone_channel_list": [128, 64, 32, 16],
-    },
-    "sam_vision_model": {
-        "global_attn_indexes": [1],
-        "image_size": 64,
-        "hidden_size": 32,
-        "window_size": 3,
-    },
-}
 SOME = [TEXTS[0], TEXTS[3], TEXTS[4]]
 TOLERANCE = 1e-9
 every_type = pytest.mark.parametrize("model_type", MOST_USED)

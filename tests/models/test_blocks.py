@@ -11,10 +11,11 @@ import shrunk
 import tiny
 import torch
 import transformers
-from models.test_any_transformer import CHANGES, TOLERANCE, built, reads
+from models.test_any_transformer import TOLERANCE, built, reads
 from tiny import TEXTS
 from torch import nn
 
+from analysis_book.atlas.sizes import CHANGES
 from analysis_lib import AnalysisError, Replace, load_model, measure
 from analysis_lib.models.probe import evaluated
 

@@ -1,4 +1,6 @@
-"""The commands of the book: run, book, report, pretrain, dynamics, classifiers, train, claims."""
+"""The commands of the book: run, book, report, pretrain, dynamics, classifiers, train, claims,
+explain.
+"""
 
 import argparse
 import dataclasses
@@ -64,6 +66,7 @@ def add_commands(commands: Commands) -> None:
     _add_book(commands)
     _add_report(commands)
     _add_claims(commands)
+    _add_explain(commands)
 
 
 def _add_pretrain(commands: Commands) -> None:
@@ -561,6 +564,38 @@ def _ledger(rows: "pd.DataFrame", width: int) -> Iterator[str]:
             yield f"{row['id']} ({row['direction']} {row['bound']:g})"
         yield text
         last = row["id"]
+
+
+def _add_explain(commands: Commands) -> None:
+    add = commands.add(
+        "explain",
+        _explain,
+        "say what transformers returns of a model: hidden states, attentions, padding",
+        "It is called a few times on a short input, and what it returns is compared with what its "
+        "modules read and give. The atlas of the book has the same of each type of model.",
+        "minilm",
+        "path/to/model",
+    )
+    known = "a name listed by `models`, a Hub id, or a folder"
+    add("model", type=expanduser, metavar="MODEL", help=known).completer = known_names
+
+
+def _explain(options: argparse.Namespace) -> None:
+    from analysis_book.atlas.explaining import explain
+    from analysis_book.build.listing import in_columns
+
+    card = explain(options.model)
+    rows = [("", "you might expect", "  you get")]
+    for fact in card.table.itertuples():
+        mark = "≠ " if fact.differs else "  "
+        rows.append((fact.fact, fact.expected, mark + fact.given))
+    print(card.title, in_columns(rows, _width()), sep="\n\n")
+    for sentence in card.warnings:
+        print(f"\n{sentence}", end="")
+    for heading, code in card.code.items():
+        indented = "\n".join(f"    {line}".rstrip() for line in code.splitlines())
+        print(f"\n\n{heading}:\n\n{indented}", end="")
+    print()
 
 
 def _width() -> int:

@@ -77,7 +77,7 @@ GEOMETRY = "geometry.json"
 CARD = "model-card.md"
 INDEX = "analysis-lib report --index"
 # Of a page of the book's site, what a report has no use for.
-OF_THE_BOOK = ("sphinxcontrib.bibtex", "ledger")
+OF_THE_BOOK = ("sphinxcontrib.bibtex", "ledger", "atlas")
 FIRST = """\
 # {title}
 

@@ -1,0 +1,222 @@
+"""A row of the atlas in words: what you get, what you might expect, and the lines that help."""
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis_lib.files import data_directory
+
+TABLE = "transformers_outputs.csv"
+BUILT = "built"
+# Of cells that say that there is nothing to say.
+EMPTY = ("none", "no text", "no attention", "no weights", "it takes no mask")
+UNSEEN = "not seen"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A column of the table.
+
+    Attributes:
+        name: its name.
+        label: what it is about, as a reader would say it.
+        expected: what one would expect; empty where nothing is.
+        more: whether a cell may say more than that.
+    """
+
+    name: str
+    label: str
+    expected: str = ""
+    more: bool = False
+
+    def surprises(self, cell: str) -> bool:
+        """Whether a cell, or a part of it, is not what one expects.
+
+        >>> BY_NAME["row_sums"].surprises("encoder: 1; decoder: 0.2 to 1")
+        True
+        """
+        if not self.expected:
+            return False
+        for value in values_of(cell):
+            as_expected = value == self.expected
+            if self.more:
+                as_expected = value.startswith(self.expected)
+            if value not in EMPTY and not value.startswith(UNSEEN) and not as_expected:
+                return True
+        return False
+
+
+FACTS = (
+    Fact("hidden_states", "number of hidden states", "blocks + 1"),
+    Fact("first_state", "hidden_states[0]", "embeddings", more=True),
+    Fact("states_between", "hidden_states in between", "outputs of blocks"),
+    Fact("last_state", "hidden_states[-1]", "output of the last block", more=True),
+    Fact("state_axes", "axes of a hidden state", "batch × token × width"),
+    Fact("attentions", "number of attentions", "one per block"),
+    Fact("attention_kind", "what attentions hold", "weights"),
+    Fact("attention_axes", "axes of an attention", "batch × head × token × token"),
+    Fact("row_sums", "a row of attention adds up to", "1"),
+    Fact("dropout", "attentions are taken", "after dropout"),
+    Fact("default_attention", "default attention"),
+    Fact("attentions_by_default", "attentions under the default", "as under eager"),
+    Fact("left_padding", "[PAD] before a text, masked", "real tokens keep"),
+    Fact("left_padding_with_positions", "the same with position_ids", "real tokens keep"),
+    Fact("right_padding", "[PAD] behind a text, masked", "real tokens keep"),
+    Fact("pad_positions", "positions behind three [PAD]"),
+    Fact("rotation", "rotation of queries and keys"),
+    Fact("rotation_bases", "base of the angles"),
+    Fact("key_groups", "heads of queries and keys"),
+    Fact("scale", "factor of the scores", "1/√d"),
+    Fact("cap", "cap of the scores", "none"),
+    Fact("window", "window of attention", "none"),
+    Fact("two_calls", "two calls in evaluation give", "same"),
+    Fact("dtype", "weights are loaded", "as saved", more=True),
+    Fact("measured", "measured by analysis_lib"),
+)
+BY_NAME = {fact.name: fact for fact in FACTS}
+# Before what a cell says of one of several stacks; behind what it says of some of the layers.
+_STACK = re.compile(r"^(?!not seen|not tried|refused|error|eager)[\w ]+: ")
+_FIRST_POSITION = re.compile(r"\[PAD\] (\d+) ")
+_COUNT = re.compile(r" \(\d+\)(?:, |$)")
+
+
+def values_of(cell: str) -> list[str]:
+    """What a cell says: of each stack, and of each kind of layer, if it tells them apart.
+
+    >>> values_of("encoder: 1; decoder: 2"), values_of("weights (1), state (2)")
+    (['1', '2'], ['weights', 'state'])
+    """
+    values = []
+    for part in cell.split("; "):
+        text = _STACK.sub("", part).replace("decoder token", "token")
+        values += [value for value in _COUNT.split(text) if value]
+    return list(dict.fromkeys(values))
+
+
+@functools.cache
+def load() -> pd.DataFrame:
+    """The table of all types."""
+    return pd.read_csv(data_directory() / TABLE, keep_default_na=False, dtype=str)
+
+
+def measured_by_library(model_type: str) -> str:
+    """What the survey has of a type: tables that equal a naive reference, or a reason."""
+    survey = pd.read_csv(data_directory() / "architectures.csv", keep_default_na=False)
+    rows = survey[survey["architecture"] == model_type]
+    if rows.empty:
+        return "not surveyed"
+    result = rows.iloc[0]
+    return result["tables"] or f"{result['result']}: {result['why']}"
+
+
+# --- What to do -----------------------------------------------------------------------------------
+
+TRAPS = {
+    "final-norm": "The last hidden state has gone through the final norm.",
+    "no-embeddings": "The list begins with the output of block 1: the embeddings are missing.",
+    "streams": "A hidden state has other axes, such as parallel residual streams or maps.",
+    "wider": "The last hidden state has another width than the first.",
+    "not-weights": "Not all that `attentions` holds are weights.",
+    "sinks": "Rows of attention do not add up to 1.",
+    "fewer": "There are fewer attentions than blocks.",
+    "empty": "Under the default attention, `attentions` holds no weights.",
+    "left-padding": "[PAD] before a text changes its tokens, although the mask hides it.",
+    "right-padding": "[PAD] behind a text changes its tokens, although the mask hides it.",
+    "rotation": "Pairs of neighbouring dimensions are rotated, not the two halves of a head.",
+    "scale": "Scores are not divided by the root of the width of a head.",
+    "two-calls": "Two calls with the same input differ in evaluation.",
+    "dtype": "Some weights are loaded in another precision than they were saved in.",
+}
+_BY_FACT = {
+    "first_state": {"output of block 1": "no-embeddings"},
+    "last_state": {"after the final norm": "final-norm", "wide, the first": "wider"},
+    "attentions": {" for ": "fewer"},
+    "left_padding": {"change": "left-padding"},
+    "right_padding": {"change": "right-padding"},
+    "rotation": {"interleaved": "rotation"},
+    "two_calls": {"differ": "two-calls"},
+}
+
+
+def traps(row: Mapping[str, str]) -> list[str]:
+    """The traps of a type, by their names."""
+    names = []
+    for fact, patterns in _BY_FACT.items():
+        for pattern, name in patterns.items():
+            if pattern in row[fact]:
+                names.append(name)
+    if BY_NAME["state_axes"].surprises(row["state_axes"]):
+        names.append("streams")
+    kinds = row["attention_kind"]
+    if any(word in kinds for word in ("state", "scores", "other", "a dict", "a tuple")):
+        names.append("not-weights")
+    if BY_NAME["row_sums"].surprises(row["row_sums"]):
+        names.append("sinks")
+    if BY_NAME["attentions_by_default"].surprises(row["attentions_by_default"]):
+        names.append("empty")
+    if BY_NAME["scale"].surprises(row["scale"]):
+        names.append("scale")
+    if BY_NAME["dtype"].surprises(row["dtype"]) and "error" not in row["dtype"]:
+        names.append("dtype")
+    return [name for name in TRAPS if name in names]
+
+
+def plain_lines(row: Mapping[str, str], name: str) -> str:
+    """What gets hidden states and weights with transformers alone, as code.
+
+    Args:
+        row: the row of the type.
+        name: the name of the model.
+    """
+    lines = ["from transformers import AutoModel", ""]
+    eager = ""
+    if "empty" in traps(row):
+        eager = ', attn_implementation="eager"'
+    lines.append(f"model = AutoModel.from_pretrained({json.dumps(name)}{eager})")
+    paths = [path for path in values_of(row["blocks"]) if path not in ("not recognised", *EMPTY)]
+    if "final-norm" in traps(row) and paths:
+        lines.append("kept = []  # what the last block gives, before the final norm")
+        for path in paths:
+            lines += [
+                f'last = model.get_submodule("{path}")[-1]',
+                "last.register_forward_hook(lambda block, read, gave: kept.append(gave))",
+            ]
+    arguments = "**inputs, output_hidden_states=True, output_attentions=True"
+    if "left-padding" in traps(row):
+        if row["left_padding_with_positions"] == "real tokens keep":
+            lines.append('positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)')
+            first = _FIRST_POSITION.match(row["pad_positions"])
+            if first and first[1] != "0":
+                lines[-1] += f" + {first[1]}"
+            arguments = arguments.replace("**inputs", "**inputs, position_ids=positions")
+        else:
+            lines.append('tokenizer.padding_side = "right"  # or one text at a time')
+    lines.append(f"output = model({arguments})")
+    if "no-embeddings" in traps(row):
+        lines.append('embeddings = model.get_input_embeddings()(inputs["input_ids"])')
+    if "sinks" in traps(row) and "sink" in row["attention_kind"]:
+        lines.append("sinks = [1 - weights.sum(-1) for weights in output.attentions]")
+    return "\n".join(lines)
+
+
+def measured_lines(row: Mapping[str, str], name: str) -> str:
+    """The same with ``measure``, as code; empty if the library does not measure the type."""
+    tables = row["measured"]
+    if "hidden states" not in tables:
+        return ""
+    lines = [
+        "from analysis_lib import load_corpus, load_model, measure",
+        "",
+    ]
+    metrics = "anisotropy"
+    if "attention" in tables:
+        metrics = "anisotropy,attention_entropy"
+    model = json.dumps(name)
+    lines.append(f'tables = measure(load_model({model}), load_corpus("texts.txt"), "{metrics}")')
+    lines.append("# Layer 0: embeddings; layer l: output of block l.")
+    lines.append('tables["anisotropy"].query("space == \'hidden\'")')
+    return "\n".join(lines)

@@ -1,0 +1,481 @@
+"""What transformers returns of one model: every fact of the atlas, from calls of that model alone.
+
+Nothing here uses how the library measures, so that it can be compared with it.
+"""
+
+import inspect
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import logging as of_transformers
+
+from analysis_book.atlas.conventions import (
+    OF_WEIGHTS,
+    attention_kind,
+    dropout_side,
+    in_symbols,
+    rotation_kinds,
+    row_sums,
+    scale_in_words,
+)
+from analysis_book.atlas.small import reason_of
+from analysis_book.atlas.states import (
+    Stack,
+    between_in_words,
+    first_in_words,
+    last_in_words,
+    number_in_words,
+    stacks_of,
+    tuples_of,
+)
+from analysis_book.atlas.tracing import NOTING, AttentionCall, Trace, first_tensor, traced
+
+# How many [PAD] stand before a text to see what they change.
+PADS = 3
+# The largest difference between numbers that are the same up to rounding, by the largest of them.
+ROUNDING = 1e-3
+ASKED = {"output_hidden_states": True, "output_attentions": True}
+
+
+def probe(model: PreTrainedModel, inputs: Mapping[str, object]) -> dict[str, str]:
+    """The facts of the atlas on one model, each as words; what cannot be had says why.
+
+    Args:
+        model: a model without a head, in evaluation mode; it is as before afterwards.
+        inputs: the arguments of a call of it that works.
+    """
+    facts = {}
+    with quiet():
+        facts["default_attention"] = _default_attention(model)
+        by_default = _called(model, inputs, ASKED)
+        trace, reason = _traced(model, inputs, "eager")
+        facts |= facts_of_states(model, trace, inputs)
+        facts |= facts_of_attentions(model, trace, inputs)
+        facts["attentions_by_default"] = beside_eager(by_default, trace.output)
+        if reason:
+            facts["attentions"] = f"eager attention fails: {reason}"
+        facts |= facts_of_interface(_traced(model, inputs, NOTING)[0])
+        facts |= facts_of_padding(model, inputs)
+        facts["two_calls"] = two_calls(model, inputs)
+    return facts
+
+
+# --- Calls ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A context without warnings and progress bars of transformers."""
+    before = of_transformers.get_verbosity()
+    bars = of_transformers.is_progress_bar_enabled()
+    of_transformers.set_verbosity_error()
+    of_transformers.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            of_transformers.set_verbosity(before)
+            if bars:
+                of_transformers.enable_progress_bar()
+
+
+def _default_attention(model: PreTrainedModel) -> str:
+    return str(getattr(model.config, "_attn_implementation", None))
+
+
+@contextmanager
+def chosen_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """A context in which a model attends by another function, if it has a choice."""
+    before = getattr(model.config, "_attn_implementation", None)
+    with suppress(Exception):  # Some that compute attention by themselves refuse to be asked.
+        model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            model.set_attn_implementation(before)
+
+
+def _traced(
+    model: PreTrainedModel, inputs: Mapping[str, object], attention: str
+) -> tuple[Trace, str]:
+    """A call that returns hidden states and attentions, or whichever of them it can.
+
+    Returns:
+        What was seen in it, and why the model does not attend as was asked, if it does not.
+    """
+    hidden, attentions = ({name: True} for name in ASKED)
+    reason = ""
+    with chosen_attention(model, attention):
+        for options in (ASKED, hidden, attentions, {}):
+            try:
+                return traced(model, inputs, **options), ""
+            except Exception as error:
+                reason = reason_of(error)
+    for options in (ASKED, hidden, {}):
+        with suppress(Exception):
+            return traced(model, inputs, **options), reason
+    raise RuntimeError(reason)
+
+
+@torch.no_grad()
+def _called(
+    model: PreTrainedModel, inputs: Mapping[str, object], options: Mapping[str, bool]
+) -> object:
+    """The output of a call, or the error."""
+    try:
+        return model(**inputs, **options)
+    except Exception as error:
+        return error
+
+
+def joined(by_stack: Mapping[str, str]) -> str:
+    """What holds of several stacks, once if it is the same.
+
+    >>> joined({"encoder": "1", "decoder": "1"}), joined({"encoder": "1", "decoder": "2"})
+    ('1', 'encoder: 1; decoder: 2')
+    """
+    words = dict.fromkeys(by_stack.values())
+    if len(words) <= 1:
+        return next(iter(words), "")
+    return "; ".join(f"{label or 'model'}: {word}" for label, word in by_stack.items())
+
+
+# --- Hidden states --------------------------------------------------------------------------------
+
+
+def sizes_of(inputs: Mapping[str, object], read: Tensor | None) -> dict[int, str]:
+    """The names of axes by their sizes, of an input and of what its first block reads."""
+    sizes = {}
+    if read is not None and read.dim() == 3:
+        sizes[read.shape[-1]] = "width"
+        sizes[read.shape[-2]] = "token"
+    for name, axis in (("decoder_input_ids", "decoder token"), ("input_ids", "token")):
+        if isinstance(inputs.get(name), Tensor):
+            sizes[inputs[name].shape[1]] = axis
+    sizes[_batch(inputs)] = "batch"
+    return sizes
+
+
+def _batch(inputs: Mapping[str, object]) -> int:
+    return next(value for value in inputs.values() if isinstance(value, Tensor)).shape[0]
+
+
+def facts_of_states(
+    model: PreTrainedModel, trace: Trace, inputs: Mapping[str, object]
+) -> dict[str, str]:
+    """The facts on hidden states."""
+    names = ("hidden_states", "first_state", "states_between", "last_state", "state_axes")
+    stacks = stacks_of(model, trace)
+    if not stacks:
+        return dict.fromkeys((*names, "blocks"), "none")
+    facts: dict[str, dict[str, str]] = {name: {} for name in names}
+    for stack in stacks:
+        label = stack.label
+        facts["hidden_states"][label] = number_in_words(len(stack.states), len(stack.runs))
+        facts["first_state"][label] = first_in_words(stack, trace)
+        facts["states_between"][label] = between_in_words(stack)
+        facts["last_state"][label] = last_in_words(stack, trace)
+        facts["state_axes"][label] = _axes_of_states(stack, inputs)
+    facts["blocks"] = {stack.label: _path_of_blocks(stack) for stack in stacks}
+    return {name: joined(by_stack) for name, by_stack in facts.items()}
+
+
+def _path_of_blocks(stack: Stack) -> str:
+    """Where the model keeps the list of the blocks of a stack."""
+    return stack.runs[0].path.rpartition(".")[0] if stack.runs else "not recognised"
+
+
+def _axes_of_states(stack: Stack, inputs: Mapping[str, object]) -> str:
+    state = stack.states[0]
+    read = stack.runs[0].read if stack.runs else state
+    sizes = sizes_of(inputs, read)
+    if state.dim() == 3 and state.shape[0] == _batch(inputs):
+        # By their order, since two sizes may be equal by chance.
+        return f"batch × {sizes.get(state.shape[1], 'token').replace('batch', 'token')} × width"
+    if "input_ids" in inputs:
+        sizes.setdefault(state.shape[-1], "width")
+    else:
+        sizes = {_batch(inputs): "batch"}
+    return in_symbols(state.shape, sizes)
+
+
+# --- Attentions -----------------------------------------------------------------------------------
+
+
+def facts_of_attentions(
+    model: PreTrainedModel, trace: Trace, inputs: Mapping[str, object]
+) -> dict[str, str]:
+    """The facts on attentions, under eager attention."""
+    names = ("attentions", "attention_kind", "attention_axes", "row_sums", "dropout")
+    stacks = {stack.label: stack for stack in stacks_of(model, trace)}
+    facts: dict[str, dict[str, str]] = {name: {} for name in names}
+    given = [*tuples_of(trace.output, "attentions")]
+    # That of another stack is empty where there is none.
+    for label, _, entries in [each for each in given if each[2]] or given:
+        side = label.replace("cross", "decoder").strip()
+        stack = stacks.get(side) or stacks.get("")
+        of_label = _facts_of_entries(model, trace, inputs, entries, stack)
+        for name, words in of_label.items():
+            facts[name][label] = words
+    if not facts["attentions"]:
+        return dict.fromkeys(names, "none")
+    return {name: joined(by_stack) for name, by_stack in facts.items()}
+
+
+def _facts_of_entries(
+    model: PreTrainedModel,
+    trace: Trace,
+    inputs: Mapping[str, object],
+    entries: object,
+    stack: Stack | None,
+) -> dict[str, str]:
+    if entries is None or not isinstance(entries, list | tuple) or not entries:
+        word = {None: "None"}.get(entries, "empty") if not entries else type(entries).__name__
+        return {"attentions": word, "attention_kind": "none"}
+    blocks = len(stack.runs) if stack else 0
+    read = stack.runs[0].read if stack and stack.runs else None
+    sizes = sizes_of(inputs, read)
+    tokens = next((size for size, name in sizes.items() if name == "token"), 0)
+    has_sink = any("sink" in name for name, _ in model.named_parameters())
+    kinds = [attention_kind(each, trace, has_sink, tokens) for each in entries]
+    tensors = [each for each in entries if isinstance(each, Tensor) and each.dim() > 1]
+    facts = {"attentions": attention_number(len(entries), blocks)}
+    facts["attention_kind"] = listed(Counter(kinds))
+    weights = [each for each, kind in zip(entries, kinds, strict=True) if kind in OF_WEIGHTS]
+    facts["row_sums"] = row_sums(weights) if weights else "no weights"
+    if tensors:
+        heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
+        if isinstance(heads, int):
+            sizes.setdefault(heads, "head")
+        axes = Counter(in_symbols(each.shape, sizes) for each in tensors)
+        facts["attention_axes"] = listed(axes)
+        facts["dropout"] = listed(Counter(dropout_side(each, trace) for each in tensors))
+    return facts
+
+
+def attention_number(count: int, blocks: int) -> str:
+    """How many attentions there are, beside the blocks that ran."""
+    if count == blocks:
+        return "one per block"
+    return f"{count} for {blocks} blocks" if blocks else str(count)
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """Words with how often each holds, if not always the same one does."""
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{word} ({count})" for word, count in counts.items())
+
+
+def beside_eager(by_default: object, eager: object) -> str:
+    """What ``attentions`` hold under the default attention, beside those under eager attention."""
+    if isinstance(by_default, Exception):
+        return f"error: {reason_of(by_default)}"
+    words = {}
+    wanted = {label: entries for label, _, entries in tuples_of(eager, "attentions")}
+    for label, _, entries in tuples_of(by_default, "attentions"):
+        if label in wanted and not wanted[label] and any(wanted.values()):
+            continue
+        words[label] = _beside(entries, wanted.get(label))
+    return joined(words) or "none"
+
+
+def _beside(entries: object, wanted: object) -> str:
+    if entries is None:
+        return "None"
+    if not isinstance(entries, list | tuple):
+        return f"a {type(entries).__name__}"
+    if not entries:
+        return "an empty tuple"
+    if all(each is None for each in entries):
+        return "a tuple of None"
+    if not isinstance(wanted, list | tuple) or len(wanted) != len(entries):
+        return f"{len(entries)} instead of {len(wanted or ())} entries"
+    same = [_same(each, other) for each, other in zip(entries, wanted, strict=True)]
+    return "as under eager" if all(same) else "other numbers than under eager"
+
+
+def _same(tensor: object, other: object) -> bool:
+    """Whether two entries are the same up to rounding."""
+    if not isinstance(tensor, Tensor) or not isinstance(other, Tensor):
+        return type(tensor) is type(other)
+    if tensor.shape != other.shape:
+        return False
+    if torch.equal(tensor, other):
+        return True
+    difference = (tensor.float() - other.float()).abs().max()
+    return bool(difference <= ROUNDING * other.float().abs().max())
+
+
+# --- The attention function -----------------------------------------------------------------------
+
+
+def facts_of_interface(trace: Trace) -> dict[str, str]:
+    """The facts on rotations, and on what modules give to the attention function."""
+    calls = trace.attentions
+    unseen = "no attention"
+    if trace.softmaxes:
+        unseen = "not seen: it computes attention by itself"
+    names = ("key_groups", "scale", "cap", "window")
+    facts = dict.fromkeys(names, unseen)
+    heads = {each.queries[-1] for each in calls}
+    if calls:
+        facts |= {
+            "key_groups": listed(Counter(_groups(each) for each in calls)),
+            "scale": listed(Counter(_scale(each) for each in calls)),
+            "cap": _option(calls, "softcap"),
+            "window": _option(calls, "sliding_window"),
+        }
+    facts["rotation"], facts["rotation_bases"] = "none", "none"
+    if trace.rotations:
+        head = max(heads) if heads else None
+        facts["rotation"], facts["rotation_bases"] = rotation_kinds(trace.rotations, head)
+    return facts
+
+
+def _groups(call: AttentionCall) -> str:
+    queries, keys = call.queries[1], call.keys[1]
+    if queries == keys:
+        return "a key for each query head"
+    return f"{queries} query heads, {keys} key head{'s' * (keys > 1)}"
+
+
+def _scale(call: AttentionCall) -> str:
+    return scale_in_words(call.options.get("scaling"), call.queries[-1])
+
+
+def _option(calls: Sequence[AttentionCall], name: str) -> str:
+    """An option of the attention function, where a layer has it."""
+    counts = Counter()
+    for call in calls:
+        value = call.options.get(name)
+        word = "none" if value is None else f"{value:g}"
+        counts[word] += 1
+    return listed(counts)
+
+
+# --- Padding --------------------------------------------------------------------------------------
+
+
+def facts_of_padding(model: PreTrainedModel, inputs: Mapping[str, object]) -> dict[str, str]:
+    """Whether [PAD] before or behind a text, which the mask hides, change its real tokens."""
+    names = ("left_padding", "left_padding_with_positions", "right_padding", "pad_positions")
+    accepted = inspect.signature(model.forward).parameters
+    if not {"input_ids", "attention_mask"} <= inputs.keys():
+        reason = "it takes no mask" if "input_ids" in inputs else "no text"
+        return dict.fromkeys(names, reason)
+    try:
+        alone = traced(model, inputs)
+        padded = traced(model, padded_input(model, inputs, left=True))
+        behind = traced(model, padded_input(model, inputs, left=False))
+    except Exception as error:
+        return dict.fromkeys(names, f"error: {reason_of(error)}")
+    facts = {
+        "left_padding": _change(alone, padded, left=True),
+        "right_padding": _change(alone, behind, left=False),
+        "left_padding_with_positions": "it takes no position_ids",
+    }
+    count = inputs["input_ids"].shape[1]
+    facts["pad_positions"] = positions_in_words(positions_seen(padded, count + PADS))
+    if "position_ids" in accepted:
+        kept = positions_seen(alone, count)
+        kept = list(range(count)) if kept is None else kept
+        row = torch.tensor([[kept[0]] * PADS + kept]).expand(_batch(inputs), -1)
+        given = padded_input(model, inputs, left=True) | {"position_ids": row}
+        try:
+            words = _change(alone, traced(model, given), left=True)
+        except Exception as error:
+            words = f"error: {reason_of(error)}"
+        facts["left_padding_with_positions"] = words
+    return facts
+
+
+def padded_input(
+    model: PreTrainedModel, inputs: Mapping[str, object], left: bool
+) -> dict[str, object]:
+    """An input with [PAD] before or behind its texts, which the mask hides."""
+    index = getattr(model.config.get_text_config(), "pad_token_id", None)
+    fill = {"input_ids": index if isinstance(index, int) and index >= 0 else 0}
+    padded = dict(inputs)
+    for name in ("input_ids", "attention_mask", "bbox"):
+        values = inputs.get(name)
+        if isinstance(values, Tensor):
+            shape = (values.shape[0], PADS, *values.shape[2:])
+            pads = torch.full(shape, fill.get(name, 0), dtype=values.dtype, device=values.device)
+            parts = [pads, values] if left else [values, pads]
+            padded[name] = torch.cat(parts, 1)
+    return padded
+
+
+def _change(alone: Trace, padded: Trace, left: bool) -> str:
+    """Whether the vectors of real tokens change."""
+    wanted, given = vectors_of(alone.output), vectors_of(padded.output)
+    if wanted is None or given is None or wanted.dim() < 3:
+        return "it returns no vectors of tokens"
+    axis = 1 if wanted.dim() == 3 else wanted.dim() - 2
+    count = wanted.shape[axis]
+    if given.shape[axis] != count + PADS:
+        return "its vectors stand for no tokens"
+    start = PADS if left else 0
+    real = given.narrow(axis, start, count).float()
+    wanted = wanted.float()
+    difference = (real - wanted).norm() / wanted.norm()
+    if not torch.isfinite(difference):
+        return "vectors become NaN"
+    return "real tokens keep" if difference <= ROUNDING else "real tokens change"
+
+
+def vectors_of(output: object) -> Tensor | None:
+    """The vectors of the tokens of a text: those of its encoder, if there is one."""
+    for name in ("encoder_last_hidden_state", "last_hidden_state"):
+        if isinstance(output, Mapping) and isinstance(output.get(name), Tensor):
+            return output[name]
+    if isinstance(output, Mapping) and isinstance(output.get("text_model_output"), Mapping):
+        return vectors_of(output["text_model_output"])
+    return first_tensor(output)
+
+
+def positions_seen(trace: Trace, count: int) -> list[int] | None:
+    """The positions of the tokens of a text that a table or a rotation read."""
+    for each in trace.positions:
+        row = each.reshape(-1, each.shape[-1])[0].tolist()
+        steps = [after - before for before, after in zip(row[PADS:], row[PADS + 1 :], strict=False)]
+        is_square = each.dim() > 1 and each.shape[-2] == count
+        if len(row) == count and not is_square and steps and set(steps) == {1}:
+            return row
+    return None
+
+
+def positions_in_words(row: Sequence[int] | None) -> str:
+    """Positions of a text behind [PAD]."""
+    if row is None:
+        return "no positions seen"
+    pads = " ".join(map(str, row[:PADS]))
+    return f"[PAD] {pads}, then {row[PADS]}"
+
+
+# --- Two calls ------------------------------------------------------------------------------------
+
+
+def two_calls(model: PreTrainedModel, inputs: Mapping[str, object]) -> str:
+    """Whether two calls with the same input give the same vectors."""
+    outputs = [_called(model, inputs, {}) for _ in range(2)]
+    first, second = (first_tensor(output) for output in outputs)
+    if first is None or second is None:
+        return "it returns no vectors"
+    if first.shape == second.shape and torch.equal(first, second):
+        return "same"
+    return "same up to rounding" if _same(first, second) else "differ"
+
+
+def dtypes_of(model: nn.Module) -> str:
+    """The precisions of the weights of a model."""
+    counts = Counter(str(each.dtype).removeprefix("torch.") for each in model.parameters())
+    return listed(counts)

@@ -1,0 +1,338 @@
+"""A small random model of any type that transformers knows, and an input that it reads."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig, PreTrainedModel
+
+from analysis_book.atlas.sizes import CHANGES, CONFIGURED, SIZES, configuration
+
+# Sizes of the input: numbers that nothing else in a small model has.
+BATCH = 3
+TOKENS = 11
+# What a small model may have: a larger one takes too long.
+MOST_PARAMETERS = 100_000_000
+SECOND = 16_000
+WIDE_HEAD = 128
+# Patches of an image along one side.
+SIDE = 4
+
+
+class NotBuiltError(Exception):
+    """No small model of a type could be made, or none reads an input; the message says why."""
+
+
+@dataclass
+class Running:
+    """A small model that runs.
+
+    Attributes:
+        model: the model, in evaluation mode.
+        inputs: the arguments of a call of it that works.
+    """
+
+    model: PreTrainedModel
+    inputs: dict[str, object]
+
+
+def running(model_type: str) -> Running:
+    """A small random model of a type, and an input that it reads.
+
+    Raises:
+        NotBuiltError: there is none.
+    """
+    made = model_class(model_type)
+    reasons = []
+    for make in (_with_every_kind, _by_sizes, _with_wide_heads, _with_sizes_set, _as_it_is):
+        try:
+            model = _built(made, make(model_type))
+        except Exception as error:  # Configurations and models fail in many ways.
+            reasons.append(reason_of(error))
+            continue
+        try:
+            return Running(model, readable_input(model))
+        except NotBuiltError as error:
+            reasons.append(str(error))
+    # The second way is that of the survey: its reason is the plainest.
+    raise NotBuiltError(reasons[1])
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:160]
+
+
+def model_class(model_type: str) -> Callable:
+    """What makes a model without a head from a configuration of a type.
+
+    Raises:
+        NotBuiltError: transformers has no such class.
+    """
+    kind = CONFIG_MAPPING[model_type]
+    with suppress(ValueError):  # Some entries name a class that is not there.
+        if transformers.MODEL_MAPPING.get(kind, None) is not None:
+            return AutoModel.from_config
+    # Parts of larger models have a class and no entry among the Auto classes.
+    name = kind.__module__.replace(".configuration_", ".modeling_")
+    try:
+        source = importlib.import_module(name)
+    except ImportError as error:
+        raise NotBuiltError(reason_of(error)) from error
+    classes = []
+    for value in vars(source).values():
+        if not inspect.isclass(value) or not issubclass(value, PreTrainedModel):
+            continue
+        if value.config_class is kind and not value.__name__.endswith("PreTrainedModel"):
+            classes.append(value)
+    if not classes:
+        raise NotBuiltError("transformers has no class of models for it alone")
+    # That without a head has the shortest name.
+    return min(classes, key=lambda value: len(value.__name__))._from_config
+
+
+def _built(made: Callable, config: PreTrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"):
+        whole = made(config)
+    count = sum(part.numel() for part in whole.parameters())
+    if count > MOST_PARAMETERS:
+        raise NotBuiltError(f"its smallest has {count:,} parameters")
+    torch.manual_seed(0)
+    model = made(config)
+    randomise(model)
+    return model.float().eval()
+
+
+@torch.no_grad()
+def randomise(model: nn.Module) -> None:
+    """Random values everywhere: a norm with the gain 1 might hide whether it was applied."""
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            continue
+        if name.endswith("bias"):
+            parameter.normal_(0, 0.3)
+        elif parameter.ndim == 1:
+            parameter.uniform_(0.5, 1.5)
+        elif parameter.ndim:
+            inputs = parameter.numel() // parameter.shape[0]
+            if parameter.shape[0] == 1:
+                inputs = parameter.shape[-1]
+            parameter.normal_(0, 2 * inputs**-0.5)
+
+
+# --- Configurations -------------------------------------------------------------------------------
+
+
+def _by_sizes(model_type: str) -> PreTrainedConfig:
+    """The default configuration with small sizes, made anew."""
+    if model_type in CONFIGURED:
+        return CONFIG_MAPPING[model_type](**CONFIGURED[model_type])
+    return configuration(model_type, **CHANGES.get(model_type, {}))
+
+
+def _with_every_kind(model_type: str) -> PreTrainedConfig:
+    """The same with a layer of each kind that the default configuration has."""
+    config = _by_sizes(model_type)
+    default = CONFIG_MAPPING[model_type]()
+    for small, whole in zip(_texts_of(config), _texts_of(default), strict=True):
+        kinds = getattr(whole, "layer_types", None)
+        if kinds:
+            small.layer_types = _each_kind(kinds)
+            small.num_hidden_layers = len(small.layer_types)
+    return config
+
+
+def _with_wide_heads(model_type: str) -> PreTrainedConfig:
+    """The same with heads of 128 dimensions, for rotations whose parts are of fixed widths."""
+    config = _by_sizes(model_type)
+    for part in _texts_of(config):
+        part.num_attention_heads = 2
+        part.num_key_value_heads = 2
+        part.hidden_size = 2 * WIDE_HEAD
+        if getattr(part, "head_dim", None) is not None:
+            part.head_dim = WIDE_HEAD
+    return config
+
+
+def _texts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """A configuration, and that of its part that reads text."""
+    part = config.get_text_config()
+    return [config] if part is config else [config, part]
+
+
+def _each_kind(kinds: list[str]) -> list[str]:
+    """Each kind of layer, in order; at least two layers."""
+    unique = list(dict.fromkeys(kinds))
+    return unique if len(unique) > 1 else unique * 2
+
+
+def _with_sizes_set(model_type: str) -> PreTrainedConfig:
+    """The default configuration whose sizes are set afterwards, which skips its own checks."""
+    config = CONFIG_MAPPING[model_type]()
+    _set_sizes(config)
+    return config
+
+
+def _set_sizes(config: PreTrainedConfig) -> None:
+    for name, value in [*vars(config).items()]:
+        if isinstance(value, PreTrainedConfig):
+            _set_sizes(value)
+        elif name == "layer_types" and isinstance(value, list):
+            config.layer_types = _each_kind(value)[: SIZES["num_hidden_layers"]]
+        elif name in SIZES and type(value) is int:
+            setattr(config, name, min(value, SIZES[name]))
+
+
+def _as_it_is(model_type: str) -> PreTrainedConfig:
+    """The default configuration."""
+    return CONFIG_MAPPING[model_type]()
+
+
+# --- Inputs ---------------------------------------------------------------------------------------
+
+
+def readable_input(model: PreTrainedModel) -> dict[str, object]:
+    """The arguments of a call that works, the first of several that are tried.
+
+    Raises:
+        NotBuiltError: it reads none of them.
+    """
+    reasons = []
+    for inputs in _inputs(model):
+        try:
+            with torch.no_grad():
+                model(**inputs)
+            return inputs
+        except Exception as error:  # Models fail in many ways.
+            reasons.append(f"{reason_of(error)} (given {', '.join(inputs)})")
+    reasons.append("its input is unknown")
+    raise NotBuiltError(reasons[0])
+
+
+def _inputs(model: PreTrainedModel) -> Iterator[dict[str, object]]:
+    """Arguments that a model may read, those of texts first if it reads texts."""
+    accepted = inspect.signature(model.forward).parameters
+    images = [image for image in _images(model) if image.keys() <= accepted.keys()]
+    sounds = [sound for sound in _sounds(model) if sound.keys() <= accepted.keys()]
+    first, *_ = [name for name in accepted if name != "self"] or [""]
+    text = _text(model, accepted)
+    if first in ("pixel_values", "pixel_values_videos", "input_values", "input_features"):
+        yield from images
+        yield from sounds
+    if text:
+        yield text
+        bare = {name: ids for name, ids in text.items() if "mask" not in name}
+        yield bare
+        for other in (*images, *sounds):
+            yield text | other
+    yield from images
+    yield from sounds
+    if "grid_thw" in accepted:
+        yield _patches(model, accepted, first)
+    yield from _vectors(model, accepted)
+
+
+def _patches(model: PreTrainedModel, accepted: dict, first: str) -> dict[str, Tensor]:
+    """The patches of one image, each a row of numbers, and how they lie."""
+    config = model.config
+    sizes = ("in_channels", "in_chans", "num_channels")
+    channels = next((getattr(config, name) for name in sizes if hasattr(config, name)), 3)
+    width = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
+    rows = torch.randn(SIDE**2, width, generator=torch.Generator().manual_seed(0))
+    given = {first: rows, "grid_thw": torch.tensor([[1, SIDE, SIDE]])}
+    if "merge_sizes" in accepted:
+        given["merge_sizes"] = torch.tensor([2])
+    return given
+
+
+def plain_ids(model: PreTrainedModel, count: int) -> list[int]:
+    """Ids of tokens without a special meaning, by both configurations of a model."""
+    config = model.config.get_text_config()
+    special = {0, 1, 2, 3}
+    for name, value in {**model.config.to_dict(), **config.to_dict()}.items():
+        if name.endswith(("_token_id", "_token_index")):
+            values = value if isinstance(value, list) else [value]
+            special |= {*values}
+    plain = [index for index in range(_words(model)) if index not in special]
+    return [plain[(7 * index + 3) % len(plain)] for index in range(count)]
+
+
+def _words(model: PreTrainedModel) -> int:
+    """How many tokens a model has vectors of, at most 256."""
+    embeddings = None
+    with suppress(NotImplementedError, AttributeError):
+        embeddings = model.get_input_embeddings()
+    if isinstance(embeddings, nn.Embedding):
+        return min(embeddings.num_embeddings, 256)
+    return min(getattr(model.config.get_text_config(), "vocab_size", None) or 100, 256)
+
+
+def _text(model: PreTrainedModel, accepted: dict) -> dict[str, Tensor]:
+    if "input_ids" not in accepted:
+        return {}
+    ids = torch.tensor(plain_ids(model, BATCH * TOKENS)).reshape(BATCH, TOKENS)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "decoder_input_ids" in accepted:
+        # One token fewer, to tell cross-attention from self-attention.
+        given["decoder_input_ids"] = ids[:, :-1]
+    if "bbox" in accepted:
+        given["bbox"] = torch.zeros(BATCH, TOKENS, 4, dtype=torch.long)
+    if getattr(model.config, "use_cache", False) and "use_cache" in accepted:
+        given["use_cache"] = False
+    return {name: value for name, value in given.items() if name in accepted}
+
+
+def _images(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
+    config = model.config
+    vision = getattr(config, "vision_config", None) or getattr(config, "backbone_config", config)
+    channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", None) or 3
+    size = getattr(config, "image_size", None) or getattr(vision, "image_size", None) or 64
+    for each in (size, 64, 224):
+        height, width = each if isinstance(each, list | tuple) else (each, each)
+        generator = torch.Generator().manual_seed(0)
+        pixels = torch.randn(BATCH, channels, height, width, generator=generator)
+        yield {"pixel_values": pixels}
+    frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 4)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    generator = torch.Generator().manual_seed(0)
+    video = torch.randn(BATCH, frames, channels, height, width, generator=generator)
+    yield {"pixel_values": video}
+    yield {"pixel_values_videos": video}
+
+
+def _sounds(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
+    config = model.config
+    names = ("num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim", "n_mels")
+    bins = [getattr(config, name) for name in names if hasattr(config, name)] or [80]
+    frames = 2 * (getattr(config, "max_source_positions", None) or 0)
+    frames = frames or getattr(config, "max_length", None) or 100
+    wave = torch.sin(torch.arange(SECOND) / 20)
+    waves = torch.stack([wave / (1 + index) for index in range(BATCH)])
+    yield {"input_values": waves}
+    yield {"input_values": waves.unsqueeze(1)}
+    for shape in ((BATCH, bins[0], frames), (BATCH, frames, bins[0]), (BATCH, 100, 160)):
+        spectrum = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+        yield {"input_features": spectrum}
+        yield {"input_values": spectrum}
+        decoder = {"decoder_input_ids": torch.full((BATCH, TOKENS), 3)}
+        yield {"input_features": spectrum, **decoder}
+        mask = torch.ones(BATCH, spectrum.shape[-1], dtype=torch.long)
+        for name in ("attention_mask", "input_features_mask", "feature_attention_mask"):
+            yield {"input_features": spectrum, name: mask}
+
+
+def _vectors(model: PreTrainedModel, accepted: dict) -> Iterator[dict[str, Tensor]]:
+    """Vectors for what reads neither texts nor images nor sounds."""
+    width = getattr(model.config, "hidden_size", None) or getattr(model.config, "d_model", 64)
+    vectors = torch.randn(BATCH, TOKENS, width, generator=torch.Generator().manual_seed(0))
+    for name in ("inputs_embeds", "hidden_states", "query_embeds", "inputs"):
+        if name in accepted:
+            yield {name: vectors}
+            rest = ("encoder_hidden_states", "image_features", "context")
+            yield {name: vectors, **{other: vectors for other in rest if other in accepted}}
