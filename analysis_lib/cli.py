@@ -614,12 +614,16 @@ def _compare(options: argparse.Namespace) -> None:
     with sole_writer(output):
         comparison = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in comparison.runs.items()]
+        pairs = [tables.run for tables in comparison.similarities.values()]
         tables = dict(comparison)
         for name in comparison:
             difference = comparison.differences(name)
             if len(difference):
                 tables[f"{name}_difference"] = difference
-        save_tables(tables, output, draw | {"runs": runs}, options.format)
+        described = draw | {"runs": runs}
+        if pairs:
+            described["pairs"] = pairs
+        save_tables(tables, output, described, options.format)
     say(
         f"wrote {count(len(tables), 'table')} of {count(len(options.models), 'model')} to "
         f"{options.out}"

@@ -302,7 +302,9 @@ def compare(
     require_known("setting of measure", settings, SETTINGS)
     if of_pairs:
         _refuse_alone(models)
-        require_known(f"setting of {SIMILARITY}", settings, OF_SIMILARITY)
+        defaults = inspect.signature(measure).parameters
+        changed = [name for name, value in settings.items() if value != defaults[name].default]
+        require_known(f"setting of {SIMILARITY}", changed, OF_SIMILARITY)
     if metrics:
         refuse_unchanged(metrics, settings.get("intervention"))
     names = [name for chosen in models.values() for name in chosen]
@@ -339,11 +341,12 @@ def compare(
                         maps = of_vectors.maps if loaded.layout.maps else Settings.maps
                         known = measure(loaded, corpus, metrics, **{**settings, "maps": maps})
                 runs[name, twin] = known
+        of_pair = {name: settings[name] for name in OF_SIMILARITY if name in settings}
         for metric in of_pairs:
             first, *others = models[data]
             for other in others:
                 both = [load_model(name, **given) for name in (first, other)]
-                similarities[first, other] = similarity(*both, corpus, metric=metric, **settings)
+                similarities[first, other] = similarity(*both, corpus, metric=metric, **of_pair)
     return Comparison(runs, similarities)
 
 

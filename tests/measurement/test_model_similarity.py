@@ -2,7 +2,10 @@
 out.
 """
 
+import json
+
 import numpy as np
+import pandas as pd
 import pytest
 import scipy
 import tiny
@@ -11,6 +14,7 @@ import transformers
 
 from analysis_lib import AnalysisError, compare, load_corpus, load_model, measure, similarity
 from analysis_lib.capture.paired import word_numbers
+from analysis_lib.cli import main
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.representation_similarity import RepresentationSimilarity as of_layers
 
@@ -249,6 +253,21 @@ def test_compare_gives_the_table_beside_others(pair, tmp_path):
     assert alone["representation_similarity"].equals(table)
     whole = similarity(first, other, data, progress=False)["representation_similarity"]
     assert whole.equals(table[whole.columns])
+
+
+def test_the_command_writes_the_table_of_two_models(pair, tmp_path):
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(TEXTS))
+    out = tmp_path / "out"
+    models = [*map(str, pair[:2])]
+    given = ["--data", str(data), "--metrics", "representation_similarity", "--out", str(out)]
+    assert main(["compare", *models, *given, "--format", "csv", "--quiet"]) == 0
+    table = pd.read_csv(out / "representation_similarity.csv")
+    whole = similarity(*models, data, progress=False)["representation_similarity"]
+    np.testing.assert_allclose(table["value"], whole["value"], atol=1e-12)
+    run = json.loads((out / "run.json").read_text())
+    assert run["pairs"][0]["compared_by"] == "token"
+    assert [*run["tables"]] == ["representation_similarity"]
 
 
 def test_compare_refuses_one_model_and_settings_that_would_be_ignored(pair, tmp_path):
