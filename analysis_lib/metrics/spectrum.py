@@ -26,8 +26,8 @@ def effective_rank(
         A value from 1, where one size has everything, to d, where all are the same; NaN where all
         are zero.
 
-    >>> effective_rank(np.array([2.0, 2.0, 0.0])).round(6)
-    array(2.)
+    >>> round(float(effective_rank(np.array([2.0, 2.0, 0.0]))), 6)
+    2.0
     """
     total = sizes.sum(-1, keepdims=True)
     shares = means_of(sizes, total)
@@ -53,7 +53,7 @@ def decay(
         The exponent: 0 where all are the same; NaN where fewer than two of these are positive.
 
     >>> ranks = np.arange(1, 201)
-    >>> round(decay(ranks**-1.5), 6)
+    >>> round(float(decay(ranks**-1.5)), 6)
     1.5
     """
     ranks = np.arange(FIRST_RANK, min(LAST_RANK, len(eigenvalues)) + 1)
