@@ -26,7 +26,7 @@ def effective_rank(
         A value from 1, where one size has everything, to d, where all are the same; NaN where all
         are zero.
 
-    >>> print(effective_rank(np.array([2.0, 2.0, 0.0])).round(6))
+    >>> round(float(effective_rank(np.array([2.0, 2.0, 0.0]))), 6)
     2.0
     """
     total = sizes.sum(-1, keepdims=True)
@@ -53,7 +53,7 @@ def decay(
         The exponent: 0 where all are the same; NaN where fewer than two of these are positive.
 
     >>> ranks = np.arange(1, 201)
-    >>> print(round(decay(ranks**-1.5), 6))
+    >>> round(float(decay(ranks**-1.5)), 6)
     1.5
     """
     ranks = np.arange(FIRST_RANK, min(LAST_RANK, len(eigenvalues)) + 1)
