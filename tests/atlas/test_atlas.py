@@ -52,20 +52,28 @@ SAID = {
         "minimax": "weights (1), state (1)",
         "yoso": "other",
         **dict.fromkeys(("gpt_oss", "deepseek_v4"), "weights beside a sink"),
+        "granite_swa": "weights before a sink takes its part",
     },
     "left_padding": {
         **dict.fromkeys(("gpt2", "bert"), "real tokens change"),
         **dict.fromkeys(("roberta", "llama"), "real tokens keep"),
     },
     "pad_positions": {"bert": "[PAD] 0 1 2, then 3", "roberta": "[PAD] 1 1 1, then 2"},
-    "right_padding": {"fnet": "real tokens change"},
+    "left_padding_with_positions": {
+        "gpt2": "real tokens keep",
+        **dict.fromkeys(("recurrent_gemma", "deepseek_v4"), "real tokens change"),
+    },
+    "right_padding": {
+        "fnet": "it takes no mask",
+        **dict.fromkeys(("convbert", "mobilebert", "nystromformer", "yoso"), "real tokens change"),
+    },
     "rotation": {
         "llama": "halves",
         **dict.fromkeys(("gptj", "cohere"), "interleaved"),
         "deepseek_v3": "interleaved, returned in halves, 64 of 192 dimensions",
     },
     "scale": {"t5": "1"},
-    "two_calls": {"vit_mae": "differ"},
+    "two_calls": dict.fromkeys(("vit_mae", "vilt"), "differ"),
 }
 
 

@@ -121,7 +121,7 @@ TRAPS = {
     "streams": "A hidden state has other axes, such as parallel residual streams or maps.",
     "wider": "The last hidden state has another width than the first.",
     "not-weights": "Not all that `attentions` holds are weights.",
-    "sinks": "Rows of attention do not add up to 1.",
+    "sinks": "Rows of attention do not add up to 1, or would not with their sink.",
     "fewer": "There are fewer attentions than blocks.",
     "empty": "Under the default attention, `attentions` holds no weights.",
     "left-padding": "[PAD] before a text changes its tokens, although the mask hides it.",
@@ -154,7 +154,7 @@ def traps(row: Mapping[str, str]) -> list[str]:
     kinds = row["attention_kind"]
     if any(word in kinds for word in ("state", "scores", "other", "a dict", "a tuple")):
         names.append("not-weights")
-    if BY_NAME["row_sums"].surprises(row["row_sums"]):
+    if BY_NAME["row_sums"].surprises(row["row_sums"]) or "before a sink" in kinds:
         names.append("sinks")
     if BY_NAME["attentions_by_default"].surprises(row["attentions_by_default"]):
         names.append("empty")
@@ -198,7 +198,7 @@ def plain_lines(row: Mapping[str, str], name: str) -> str:
     lines.append(f"output = model({arguments})")
     if "no-embeddings" in traps(row):
         lines.append('embeddings = model.get_input_embeddings()(inputs["input_ids"])')
-    if "sinks" in traps(row) and "sink" in row["attention_kind"]:
+    if "sinks" in traps(row) and "beside a sink" in row["attention_kind"]:
         lines.append("sinks = [1 - weights.sum(-1) for weights in output.attentions]")
     return "\n".join(lines)
 

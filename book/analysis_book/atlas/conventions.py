@@ -81,9 +81,9 @@ def _beside_softmax(values: Tensor, scores: Tensor, weights: Tensor) -> str:
 
 
 def _is_cut(trace: Trace, weights: Tensor) -> bool:
-    """Whether the sink already has its part, as a further column of the softmax."""
+    """Whether sinks are a further column of a softmax; a layer without that column has no sink."""
     columns = {each.shape[-1] for _, each in trace.softmaxes}
-    return weights.shape[-1] - 1 in columns
+    return weights.shape[-1] + 1 in columns
 
 
 def row_sums(attentions: Sequence[Tensor]) -> str:

@@ -48,25 +48,30 @@ def running(model_type: str) -> Running:
         NotBuiltError: there is none.
     """
     made = model_class(model_type)
-    reasons = []
+    reasons = {}
+    tried = []
     for make in (_with_every_kind, _by_sizes, _with_wide_heads, _with_sizes_set, _as_it_is):
         try:
-            model = _built(made, make(model_type))
-        except Exception as error:  # Configurations and models fail in many ways.
-            reasons.append(reason_of(error))
-            continue
-        try:
+            config = make(model_type)
+            if config.to_dict() in tried:
+                continue
+            tried.append(config.to_dict())
+            model = _built(made, config)
             return Running(model, readable_input(model))
-        except NotBuiltError as error:
-            reasons.append(str(error))
-    # The second way is that of the survey: its reason is the plainest.
-    raise NotBuiltError(reasons[1])
+        except Exception as error:  # Configurations and models fail in many ways.
+            reasons[make] = reason_of(error)
+    # The plainest reason is that of the plainest way.
+    raise NotBuiltError(reasons.get(_by_sizes) or next(iter(reasons.values())))
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of an error."""
+    """The first line of an error, and the next one if it announces that."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[0][:160]
+    lines = lines or [type(error).__name__]
+    words = lines[0]
+    if words.endswith(":") and len(lines) > 1:
+        words += f" {lines[1]}"
+    return words[:160]
 
 
 def model_class(model_type: str) -> Callable:
@@ -293,14 +298,11 @@ def _images(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     vision = getattr(config, "vision_config", None) or getattr(config, "backbone_config", config)
     channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", None) or 3
     size = getattr(config, "image_size", None) or getattr(vision, "image_size", None) or 64
-    for each in (size, 64, 224):
-        height, width = each if isinstance(each, list | tuple) else (each, each)
-        generator = torch.Generator().manual_seed(0)
-        pixels = torch.randn(BATCH, channels, height, width, generator=generator)
-        yield {"pixel_values": pixels}
-    frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 4)
     height, width = size if isinstance(size, list | tuple) else (size, size)
     generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(BATCH, channels, height, width, generator=generator)
+    yield {"pixel_values": pixels}
+    frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 4)
     video = torch.randn(BATCH, frames, channels, height, width, generator=generator)
     yield {"pixel_values": video}
     yield {"pixel_values_videos": video}
