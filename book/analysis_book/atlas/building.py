@@ -34,7 +34,7 @@ COLUMNS = (
     *("two_calls", "dtype", "measured"),
 )
 # Of one processor, for each type; the clock also counts what others do.
-SECONDS = 60
+SECONDS = 15
 PATIENCE = 30 * SECONDS
 # Of address space, for each type.
 MOST_BYTES = 10 * 2**30

@@ -10,7 +10,7 @@ _SIZES = {
         "encoder_hidden_size decoder_hidden_size encoder_hidden_dim model_dim vision_hidden_size "
         "projection_dim "
         "word_embedding_size attention_hidden_size lru_width mamba_d_model out_hidden_size "
-        "text_embed_dim output_dim"
+        "text_embed_dim output_dim projection_size"
     ),
     "heads": (
         "num_attention_heads n_head n_heads num_heads encoder_attention_heads "
@@ -108,6 +108,9 @@ CHANGES = {
     "t5": {"decoder_start_token_id": 0},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "xmod": {"default_language": "en_XX"},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 0},

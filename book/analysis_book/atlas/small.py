@@ -17,7 +17,7 @@ from analysis_book.atlas.sizes import CHANGES, CONFIGURED, SIZES, configuration
 BATCH = 3
 TOKENS = 11
 # What a small model may have: a larger one takes too long.
-MOST_PARAMETERS = 100_000_000
+MOST_PARAMETERS = 60_000_000
 SECOND = 16_000
 WIDE_HEAD = 128
 # Patches of an image along one side.
@@ -146,8 +146,9 @@ def _with_every_kind(model_type: str) -> PreTrainedConfig:
     config = _by_sizes(model_type)
     default = CONFIG_MAPPING[model_type]()
     for small, whole in zip(_texts_of(config), _texts_of(default), strict=True):
-        kinds = getattr(whole, "layer_types", None)
-        if kinds:
+        kinds = getattr(whole, "layer_types", None) or []
+        known = getattr(small, "layer_types", None) or []
+        if len({*kinds}) > len({*known}):
             small.layer_types = _each_kind(kinds)
             small.num_hidden_layers = len(small.layer_types)
     return config
