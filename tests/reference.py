@@ -27,6 +27,7 @@ KEY_TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
 TERMS = ("content", "position_query", "key_bias", "position")
 UNROTATED = ("query_unrotated", "key_unrotated")
 SPACES = ("hidden", "final", "query", "key", "value", *UNROTATED)
+ROTATED = ("query", "key", *UNROTATED)
 JACKKNIFE_GROUPS = 20
 PUNCTUATION = (",", ".", "，", "．", "、", "。", "،", "।")
 
@@ -38,7 +39,7 @@ OF_HIDDEN_STATES: list[str] = []
 # What a row of a table is about.
 KEYS = (
     *("space", "layer", "head", "dimension", "pair", "token_type", "query_type", "key_type"),
-    "term",
+    *("term", "from_position"),
 )
 
 
@@ -1437,6 +1438,47 @@ class Reference:
                     row |= {"alignment": alignment(every), "ci_low": low, "ci_high": high}
                     rows.append(row)
         return pd.DataFrame(rows, columns=ON_REQUEST["rotary_pairs"])
+
+    @table(
+        "space layer head from_position resultant ci_low ci_high cosine_to_mean tokens",
+        on_request=True,
+    )
+    def resultant_by_position(self) -> pd.DataFrame:
+        """The norm of the mean of the vectors at some positions, over the mean of their norms; and
+        the cosine of that mean with the one over all positions.
+        """
+        rows = []
+        every = [(space, layer) for space, layer in self._spaces() if space in ROTATED]
+        for space, layer in every:
+            vectors = self._vectors(space, layer)
+            positions = []
+            for attention in self._attentions(layer):
+                counted = attention.counted if "query" in space else attention.counted_keys
+                positions.append(np.flatnonzero(counted))
+            for head in range(len(vectors[0])):
+                of_head = [of_text[head] for of_text in vectors]
+                centre = np.concatenate(of_head).mean(0)
+                for first in (0, *(2**k for k in range(12))):
+                    inside = range(first, max(2 * first, 1))
+                    bins = [
+                        x[np.isin(at, inside)] for x, at in zip(of_head, positions, strict=True)
+                    ]
+
+                    def resultant(chosen, bins=bins):
+                        whole = np.concatenate([bins[i] for i in chosen])
+                        return np.linalg.norm(whole.mean(0)) / np.linalg.norm(whole, axis=1).mean()
+
+                    counting = [i for i, of_text in enumerate(bins) if len(of_text)]
+                    if not counting:
+                        continue
+                    low, high = np.clip(self._interval(resultant, counting), 0, 1)
+                    mean = np.concatenate(bins).mean(0)
+                    cosine = mean @ centre / np.linalg.norm(mean) / np.linalg.norm(centre)
+                    row = {"space": space, "layer": layer, "head": head + 1}
+                    row |= {"from_position": first, "resultant": resultant(counting)}
+                    row |= {"ci_low": low, "ci_high": high, "cosine_to_mean": cosine}
+                    rows.append({**row, "tokens": len(np.concatenate(bins))})
+        return pd.DataFrame(rows)
 
     @table("layer head query_type key_type logit", on_request=True)
     def largest_logits(self) -> pd.DataFrame:

@@ -69,6 +69,7 @@ def given():
         "unit": hidden / hidden.norm(dim=-1, keepdim=True),
         "of_type": torch.tensor([word in ",." for word in words]),
         "ids": inputs["input_ids"][0],
+        "inside": torch.isin(torch.arange(len(queries)), torch.arange(4, 8)),
         "key_projection": type("Projection", (), {"weight": weight.detach()}),
     }
     tables = dict(measure(model, [TEXT], OF_ANY_MODEL, tokenizer=tokenizer))
@@ -82,6 +83,9 @@ ROWS = {
     "norms_by_type": "space == 'hidden' and layer == 0 and token_type == 'punct'",
     "value_weighted_attention": "layer == 1 and head == 2 and key_type == 'punct'",
     "largest_logits": "layer == 1 and head == 2 and query_type == key_type == 'punct'",
+    "resultant_by_position": (
+        "space == 'query' and layer == 1 and head == 2 and from_position == 4"
+    ),
 }
 # Those whose lines give no single row: tests of their own follow.
 OF_MANY_ROWS = {

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from clouds import accumulated, activations_of
 
-from analysis_lib import measure
+from analysis_lib import measure, metrics
 from analysis_lib.metrics.sums import Maxima
 
 TEXTS = list(tiny.TEXTS)
@@ -63,6 +64,47 @@ def test_the_mean_query_is_aligned_before_rotation_alone():
     kept = {space: (rows["norm_of_mean"] / rows["mean_norm"]).mean() for space, rows in norms}
     assert kept["query_unrotated"] == pytest.approx(1)
     assert kept["query"] < 0.9
+
+
+def test_a_constant_query_has_one_centre_before_rotation_and_the_known_one_after():
+    model, tokenizer = rotary_model()
+    tables = measure(model, TEXTS, "resultant_by_position", tokenizer=tokenizer, progress=False)
+    rows = tables["resultant_by_position"].query("layer == 1").set_index("space")
+    before, after = rows.loc["query_unrotated"], rows.loc["query"]
+    lengths = [len(ids) for ids in tokenizer(TEXTS)["input_ids"]]
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    firsts = [0, 1, 2, 4, 8, 16, 32]
+    assert max(lengths) in range(33, 64)
+    assert before["from_position"].tolist() == after["from_position"].tolist() == 4 * firsts
+    for column in ("resultant", "ci_low", "ci_high", "cosine_to_mean"):
+        np.testing.assert_allclose(before[column].dropna(), 1, atol=1e-12)
+    bias = model.layers[0].self_attn.q_proj.bias.detach().numpy().reshape(4, 2, -1)
+    z = bias[:, 0] + 1j * bias[:, 1]
+    turn = np.exp(1j * np.outer(positions, BASE ** -(np.arange(z.shape[1]) / z.shape[1])))
+    for row in after.itertuples():
+        inside = (positions >= row.from_position) & (positions < max(2 * row.from_position, 1))
+        of_head = z[row.head - 1]
+        mean, of_all = turn[inside].mean(0) * of_head, turn.mean(0) * of_head
+        known = np.linalg.norm(mean) / np.linalg.norm(of_head)
+        assert row.resultant == pytest.approx(known, rel=1e-6)
+        cosine = (mean * of_all.conj()).sum().real / np.linalg.norm(mean) / np.linalg.norm(of_all)
+        assert row.cosine_to_mean == pytest.approx(cosine, abs=1e-6)
+        assert row.tokens == inside.sum()
+        assert (known < 0.999) == (row.from_position > 1)
+
+
+def test_resultants_by_hand():
+    # Position 0 has (0, 2) in both texts; 1 has (3, 0) and (1, 0); 2 and 3 have (4, 0) and (0, 4).
+    texts = [np.array([[0.0, 2], [3, 0], [4, 0], [0, 4]]), np.array([[0.0, 2], [1, 0]])]
+    metric = accumulated(metrics.ResultantByPosition(), activations_of(texts, "query", [0, 1]))
+    table = metric.table()
+    assert table["from_position"].tolist() == [0, 1, 2]
+    assert table["tokens"].tolist() == [2, 2, 2]
+    np.testing.assert_allclose(table["resultant"], [1, 1, 0.5**0.5])
+    # The sum of all is (8, 8).
+    np.testing.assert_allclose(table["cosine_to_mean"], [0.5**0.5, 0.5**0.5, 1])
+    # Only the first text has the last bin, so that nothing says how texts differ.
+    assert table["ci_low"].isna().tolist() == [False, False, True]
 
 
 def test_a_planted_logit_is_the_largest():

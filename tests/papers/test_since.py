@@ -1,5 +1,7 @@
 """The statistics of the part on papers since, on planted tables, both ways."""
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -195,3 +197,63 @@ def test_ranks_that_fall_where_eigenvalues_decay_fast():
 def test_ranks_that_rise_with_the_decay_and_lie_below_those_of_means():
     table = spectra_with([10, 20, 30, 40, 50], [0.5, 0.6, 0.7, 0.8, 0.9], of_means=90)
     assert spectra(table) == [FAILS, FAILS]
+
+
+# --- Centres of queries and keys -------------------------------------------------------------------
+
+
+def centres_with(
+    resultant: float, lost: float, cosine: float, first: float, stray: dict | None = None
+) -> Planted:
+    """Two layers of three heads of queries and one of keys; of three heads, one is an outlier.
+
+    Args:
+        resultant: before rotation. lost: what rotation takes of it.
+        cosine: of each bin and all positions; ``first``: of the keys of first tokens.
+        stray: by its first position, another cosine of a bin.
+    """
+    rows = []
+    for space, heads in (("query", 3), ("key", 1)):
+        for layer, head in itertools.product((1, 2), range(1, heads + 1)):
+            for position in (0, 1, 2, 32, 64, 128):
+                off = {2: -0.001, 3: 0.19}.get(head, 0.0)
+                at = first if (space, position) == ("key", 0) else cosine
+                at = (stray or {}).get(position, at)
+                row = {"layer": layer, "head": head, "from_position": position}
+                row |= {"cosine_to_mean": at + off, "ci_low": 0.0}
+                before = resultant + off
+                rows.append({**row, "space": f"{space}_unrotated", "resultant": before})
+                rows.append({**row, "space": space, "resultant": before - lost * (position > 1)})
+        # One text alone reaches so far: it has no interval, and does not count.
+        row = {"layer": 1, "head": 1, "from_position": 256, "cosine_to_mean": -1.0}
+        rows.append({**row, "space": f"{space}_unrotated", "resultant": 0.5 - lost})
+    return Planted(resultant_by_position=pd.DataFrame(rows))
+
+
+def centres(tables: Planted) -> list[str]:
+    return verdicts_on_page("since/centres", "bins = heads", "def median(", tables=tables)
+
+
+def test_centres_that_stay_and_that_rotation_spreads():
+    assert centres(centres_with(0.8, lost=0.2, cosine=0.95, first=0.1)) == 4 * [HOLDS]
+
+
+def test_small_centres_hold_a_little():
+    assert centres(centres_with(0.6, lost=0.05, cosine=0.8, first=0.7)) == 4 * [SMALL]
+
+
+def test_without_centres_all_fails():
+    assert centres(centres_with(0.3, lost=-0.1, cosine=0.2, first=0.95)) == 4 * [FAILS]
+
+
+def test_one_bin_that_strays_is_no_stable_centre():
+    strays = {64: 0.6}
+    found = centres(centres_with(0.8, lost=0.2, cosine=0.95, first=0.1, stray=strays))
+    assert found == [HOLDS, FAILS, HOLDS, HOLDS]
+
+
+def test_without_rotation_nothing_is_judged():
+    tables = centres_with(0.8, lost=0.2, cosine=0.95, first=0.1)
+    rows = tables["resultant_by_position"]
+    rotated = rows[~rows["space"].str.endswith("unrotated")]
+    assert centres(Planted(resultant_by_position=rotated)) == 4 * [NOT_APPLICABLE]

@@ -39,6 +39,7 @@ PAPERS = {
     "li": "Li et al. 2025",
     "qiu": "Qiu et al. 2026",
     "fesser": "Fesser et al. 2026",
+    "mao": "Mao et al. 2026",
     # Predictions of the part on causes, written down before they were computed.
     "causes": "this book",
 }

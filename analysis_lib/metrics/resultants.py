@@ -1,0 +1,86 @@
+"""How closely queries and keys gather around one direction, at each distance from the start."""
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from analysis_lib.capture import UNROTATED, Activations, Tokens, Vectors
+from analysis_lib.capture.long_sums import weighted_sums
+from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric, means_of
+
+
+class ResultantByPosition(Metric):
+    """Resultant length of queries and keys, by bins of positions, before and after rotation.
+
+    The resultant length of vectors is R = ‖mean of x‖ / mean of ‖x‖: 1 where all have one
+    direction, near 0 where directions cancel. For vectors of one length it is the mean resultant
+    length of directional statistics (Mardia & Jupp 2000, sec. 9.2). Mao et al. 2026 find queries
+    and keys "concentrated around fixed non-zero centers" before they are rotated by position. A
+    bin has the positions from a power of two up to the next: 0, 1, 2 and 3, 4 to 7, ...; the first
+    token of a text is at 0. A rotation by one position changes no R, so that only bins of several
+    can lose by it.
+
+    Columns: space (query, key, query_unrotated or key_unrotated), layer, head, from_position, the
+    first of the bin; resultant in [0, 1], with its 95 % interval; cosine_to_mean in [−1, 1], of the
+    mean of the bin and that of all positions of the head, this bin included; and tokens, in the
+    bin. Zero vectors count; R is missing where all are zero. A bin without tokens has no row.
+
+    Sums by text are in the precision of the model, or in single precision if that is half; texts
+    are added in float64. Memory grows with the number of bins, the logarithm of the longest text.
+    Made on request, for it keeps a mean for each bin.
+    """
+
+    name = "resultant_by_position"
+    needs = frozenset({"query", "key", *UNROTATED})
+    axes = ("head", "from_position")
+    by_space = True
+    interval = "resultant"
+    limits = (0, 1)
+    counts = "tokens"
+    on_request = True
+
+    def update(self, activations: Activations) -> None:
+        layer = activations.layer
+        for space, vectors in self.vectors(activations):
+            masks = vectors.tokens.once(_bins_of)
+            totals = _totals(vectors, masks)
+            norms = vectors.every_norm.double() @ masks.mT
+            for index, mask in enumerate(masks.unbind(1)):
+                self.add(("sum", space, index, layer), totals[:, :, index], activations)
+                self.add(("norms", space, index, layer), norms[:, :, index], activations)
+                self.add(("tokens", space, index, layer), mask.sum(-1), activations)
+
+    def rows(self, sums: LayerSums) -> Columns:
+        bins = [index for index in sorted(sums.parts("tokens")) if sums.whole["tokens", index] > 0]
+        # Shape: replicate x head x bin, and x dim.
+        total = np.stack([sums["sum", index] for index in bins], 2)
+        norms = np.stack([sums["norms", index] for index in bins], 2)
+        tokens = np.stack([sums["tokens", index] for index in bins], 1)
+        of_all = total.sum(2, keepdims=True)
+        lengths = np.linalg.norm(total, axis=-1)
+        product = (total * of_all).sum(-1)
+        return {
+            "from_position": np.array([2**index // 2 for index in bins]),
+            "resultant": means_of(lengths, norms),
+            "cosine_to_mean": means_of(product, lengths * np.linalg.norm(of_all, axis=-1)),
+            "tokens": tokens[:, None].astype(int),
+        }
+
+
+def _bins_of(tokens: Tokens) -> Float[Tensor, "utterance bin token"]:
+    """1 where a token counts and its position is in the bin, else 0."""
+    position = tokens.mask.cumsum(1) - 1
+    bins = []
+    # As many as the longest text of the batch may need: looking would make a GPU wait.
+    for index in range((tokens.mask.shape[1] - 1).bit_length() + 1):
+        is_inside = (position >= 2**index // 2) & (position < 2**index)
+        bins.append(is_inside & tokens.counted)
+    return torch.stack(bins, 1).double()
+
+
+def _totals(
+    vectors: Vectors, masks: Float[Tensor, "utterance bin token"]
+) -> Float[Tensor, "utterance head bin dim"]:
+    """The vectors of each bin, summed."""
+    return weighted_sums(masks.unsqueeze(1).to(vectors.values.dtype), vectors.values)
