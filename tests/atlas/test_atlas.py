@@ -44,7 +44,7 @@ SAID = {
             "output of the last block, before the final norm",
         ),
     },
-    "first_state": dict.fromkeys(("mamba", "mamba2", "rwkv"), "output of block 1"),
+    "first_state": dict.fromkeys(("mamba", "falcon_mamba", "rwkv"), "output of block 1"),
     "state_axes": {
         "gemma3n_text": "4 × batch × token × width",
         "deepseek_v4": "batch × token × 4 × width",
