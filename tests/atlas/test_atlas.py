@@ -19,6 +19,8 @@ TABLE = cards.load()
 BUILT = TABLE[TABLE["result"] == cards.BUILT].set_index("type", drop=False)
 # A few of each kind, which the plain way may not know.
 ANEW = ("gpt2", "vit", "mamba", "gpt_oss")
+# Of rows that `make atlas` has not reached.
+NOT_RUN = "not run yet"
 COUNT = int(os.environ.get("ATLAS_CELLS", "10"))
 
 
@@ -42,7 +44,7 @@ SAID = {
             "output of the last block, before the final norm",
         ),
     },
-    "first_state": dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), "output of block 1"),
+    "first_state": dict.fromkeys(("mamba", "falcon_mamba", "rwkv"), "output of block 1"),
     "state_axes": {
         "gemma3n_text": "4 × batch × token × width",
         "deepseek_v4": "batch × token × 4 × width",
@@ -79,7 +81,10 @@ SAID = {
 
 @pytest.mark.parametrize("column", SAID)
 def test_what_the_page_says_of_types_is_in_the_table(column):
-    assert BUILT.loc[[*SAID[column]], column].to_dict() == SAID[column]
+    missing = TABLE.loc[TABLE["result"] == NOT_RUN, "type"]
+    said = {name: cell for name, cell in SAID[column].items() if name not in {*missing}}
+    assert said
+    assert BUILT.loc[[*said], column].to_dict() == said
 
 
 @pytest.mark.parametrize("name", ANEW)

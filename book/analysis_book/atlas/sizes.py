@@ -109,6 +109,7 @@ CHANGES = {
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "falcon_h1": {"mamba_d_ssm": 64},
+    "mamba2": {"num_heads": 8, "chunk_size": 8},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "recurrent_gemma": {"num_hidden_layers": 3},
     "xmod": {"default_language": "en_XX"},
