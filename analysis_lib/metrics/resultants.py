@@ -52,18 +52,23 @@ class ResultantByPosition(Metric):
                 self.add(("tokens", space, index, layer), mask.sum(-1), activations)
 
     def rows(self, sums: LayerSums) -> Columns:
-        bins = [index for index in sorted(sums.parts("tokens")) if sums.whole["tokens", index] > 0]
+        bins = []
+        for index in sorted(sums.parts("tokens")):
+            if sums.whole["tokens", index] > 0:
+                bins.append(index)
         # Shape: replicate x head x bin, and x dim.
         total = np.stack([sums["sum", index] for index in bins], 2)
         norms = np.stack([sums["norms", index] for index in bins], 2)
         tokens = np.stack([sums["tokens", index] for index in bins], 1)
         of_all = total.sum(2, keepdims=True)
         lengths = np.linalg.norm(total, axis=-1)
-        product = (total * of_all).sum(-1)
+        both_lengths = lengths * np.linalg.norm(of_all, axis=-1)
+        product = total * of_all
+        product = product.sum(-1)
         return {
             "from_position": np.array([2**index // 2 for index in bins]),
             "resultant": means_of(lengths, norms),
-            "cosine_to_mean": means_of(product, lengths * np.linalg.norm(of_all, axis=-1)),
+            "cosine_to_mean": means_of(product, both_lengths),
             "tokens": tokens[:, None].astype(int),
         }
 
@@ -73,14 +78,19 @@ def _bins_of(tokens: Tokens) -> Float[Tensor, "utterance bin token"]:
     position = tokens.mask.cumsum(1) - 1
     bins = []
     # As many as the longest text of the batch may need: looking would make a GPU wait.
-    for index in range((tokens.mask.shape[1] - 1).bit_length() + 1):
+    last = tokens.mask.shape[1] - 1
+    for index in range(last.bit_length() + 1):
         is_inside = (position >= 2**index // 2) & (position < 2**index)
-        bins.append(is_inside & tokens.counted)
-    return torch.stack(bins, 1).double()
+        is_counted = is_inside & tokens.counted
+        bins.append(is_counted)
+    masks = torch.stack(bins, 1)
+    return masks.double()
 
 
 def _totals(
     vectors: Vectors, masks: Float[Tensor, "utterance bin token"]
 ) -> Float[Tensor, "utterance head bin dim"]:
     """The vectors of each bin, summed."""
-    return weighted_sums(masks.unsqueeze(1).to(vectors.values.dtype), vectors.values)
+    weights = masks.unsqueeze(1)
+    weights = weights.to(vectors.values.dtype)
+    return weighted_sums(weights, vectors.values)

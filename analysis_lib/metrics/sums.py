@@ -63,7 +63,9 @@ class Sums(Mapping[Key, GroupSums]):
         self._waiting: dict[tuple, _Waiting] = {}
         self._bytes = 0
         for key, (groups, values) in (sums or {}).items():
-            self._block_of[key] = _Block({key: 0}, groups, torch.as_tensor(values).unsqueeze(1))
+            of_key = torch.as_tensor(values)
+            of_key = of_key.unsqueeze(1)
+            self._block_of[key] = _Block({key: 0}, groups, of_key)
 
     def add(
         self,
@@ -81,8 +83,11 @@ class Sums(Mapping[Key, GroupSums]):
         """
         values = [values] if isinstance(values, Tensor) else values
         alike = (of, *((part.shape[1:], part.dtype, part.device) for part in values))
-        on_cpu = values[0].device.type == "cpu"
-        if values[0][0].numel() > (LARGEST_STACKED if on_cpu else LARGEST_STACKED_ON_GPU):
+        first = values[0]
+        largest = LARGEST_STACKED_ON_GPU
+        if first.device.type == "cpu":
+            largest = LARGEST_STACKED
+        if first[0].numel() > largest:
             alike += (key,)
         # Layers that read other tokens have owners of their own, with the same groups.
         waiting = self._waiting.setdefault((owners.groups, alike), _Waiting(owners))
@@ -110,7 +115,9 @@ class Sums(Mapping[Key, GroupSums]):
                 for block in dict.fromkeys(blocks):
                     of_block = [index for index, other in enumerate(blocks) if other is block]
                     keys = [waiting.keys[index] for index in of_block]
-                    some = values if len(of_block) == len(blocks) else values[:, of_block]
+                    some = values
+                    if len(of_block) < len(blocks):
+                        some = values[:, of_block]
                     block.add(keys, some, owners)
         self._waiting = {}
         self._bytes = 0
@@ -122,7 +129,8 @@ class Sums(Mapping[Key, GroupSums]):
             device = torch.device("cpu") if is_whole else values.device
             name = (alike, values.shape[2:], is_whole)
             if name not in self._blocks:
-                zeros = torch.zeros(0, 0, *values.shape[2:], dtype=torch.float64, device=device)
+                shape = 0, 0, *values.shape[2:]
+                zeros = torch.zeros(shape, dtype=torch.float64, device=device)
                 self._blocks[name] = _Block({}, (), zeros)
             self._block_of[key] = self._blocks[name]
         return self._block_of[key]
@@ -202,7 +210,9 @@ def _alone(values: Tensor) -> Tensor:
     Such a part, as the vectors of one token, would keep all of it in memory until the batch ends.
     """
     held = values.untyped_storage().nbytes()
-    return values.clone() if held > LARGEST_HELD * values.nbytes else values
+    if held > LARGEST_HELD * values.nbytes:
+        return values.clone()
+    return values
 
 
 @dataclass
@@ -255,8 +265,8 @@ class _Block:
             return
         for key in new:
             self.places[key] = len(self.places)
-        shape = len(self.groups) + len(more), len(self.places), *self.values.shape[2:]
-        larger = self.values.new_zeros(shape)
-        larger[: self.values.shape[0], : self.values.shape[1]] = self.values
+        groups, keys, *rest = self.values.shape
+        larger = self.values.new_zeros(groups + len(more), len(self.places), *rest)
+        larger[:groups, :keys] = self.values
         self.groups += more
         self.values = larger
