@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analysis_lib.capture import UNROTATED, Activations, Tokens, Vectors
+from analysis_lib.capture import UNROTATED, Activations, Tokens
 from analysis_lib.capture.long_sums import weighted_sums
 from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric, means_of
 
@@ -44,12 +44,18 @@ class ResultantByPosition(Metric):
         layer = activations.layer
         for space, vectors in self.vectors(activations):
             masks = vectors.tokens.once(_bins_of)
-            totals = _totals(vectors, masks)
+            weights = masks.unsqueeze(1).to(vectors.values.dtype)
+            totals = weighted_sums(weights, vectors.values)
             norms = vectors.every_norm.double() @ masks.mT
-            for index, mask in enumerate(masks.unbind(1)):
-                self.add(("sum", space, index, layer), totals[:, :, index], activations)
-                self.add(("norms", space, index, layer), norms[:, :, index], activations)
-                self.add(("tokens", space, index, layer), mask.sum(-1), activations)
+            parts = {
+                "sum": totals.unbind(2),
+                "norms": norms.unbind(2),
+                "tokens": masks.sum(-1).unbind(1),
+            }
+            for name, of_bins in parts.items():
+                for index, values in enumerate(of_bins):
+                    key = name, space, index, layer
+                    self.add(key, values, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
         bins = []
@@ -57,40 +63,48 @@ class ResultantByPosition(Metric):
             if sums.whole["tokens", index] > 0:
                 bins.append(index)
         # Shape: replicate x head x bin, and x dim.
-        total = np.stack([sums["sum", index] for index in bins], 2)
-        norms = np.stack([sums["norms", index] for index in bins], 2)
-        tokens = np.stack([sums["tokens", index] for index in bins], 1)
+        total = _of_bins(sums, "sum", bins, 2)
+        norms = _of_bins(sums, "norms", bins, 2)
+        tokens = _of_bins(sums, "tokens", bins, 1)
         of_all = total.sum(2, keepdims=True)
-        lengths = np.linalg.norm(total, axis=-1)
-        both_lengths = lengths * np.linalg.norm(of_all, axis=-1)
-        product = total * of_all
-        product = product.sum(-1)
+        product = (total * of_all).sum(-1)
+        length = np.linalg.norm(total, axis=-1)
+        length_of_all = np.linalg.norm(of_all, axis=-1)
+        first = [_first(index) for index in bins]
         return {
-            "from_position": np.array([2**index // 2 for index in bins]),
-            "resultant": means_of(lengths, norms),
-            "cosine_to_mean": means_of(product, both_lengths),
+            "from_position": np.array(first),
+            "resultant": means_of(length, norms),
+            "cosine_to_mean": means_of(product, length * length_of_all),
             "tokens": tokens[:, None].astype(int),
         }
+
+
+def _first(index: int) -> int:
+    """The first position of a bin: 0, 1, 2, 4, 8, ...."""
+    return 2**index // 2
 
 
 def _bins_of(tokens: Tokens) -> Float[Tensor, "utterance bin token"]:
     """1 where a token counts and its position is in the bin, else 0."""
     position = tokens.mask.cumsum(1) - 1
-    bins = []
     # As many as the longest text of the batch may need: looking would make a GPU wait.
     last = tokens.mask.shape[1] - 1
+    bins = []
     for index in range(last.bit_length() + 1):
-        is_inside = (position >= 2**index // 2) & (position < 2**index)
-        is_counted = is_inside & tokens.counted
-        bins.append(is_counted)
-    masks = torch.stack(bins, 1)
-    return masks.double()
+        is_before_next = position < _first(index + 1)
+        is_inside = (position >= _first(index)) & is_before_next
+        bins.append(is_inside & tokens.counted)
+    return torch.stack(bins, 1).double()
 
 
-def _totals(
-    vectors: Vectors, masks: Float[Tensor, "utterance bin token"]
-) -> Float[Tensor, "utterance head bin dim"]:
-    """The vectors of each bin, summed."""
-    weights = masks.unsqueeze(1)
-    weights = weights.to(vectors.values.dtype)
-    return weighted_sums(weights, vectors.values)
+def _of_bins(
+    sums: LayerSums,
+    name: str,
+    bins: list[int],
+    axis: int,
+) -> np.ndarray:
+    """The sums of a name by bin, along a new axis."""
+    by_bin = []
+    for index in bins:
+        by_bin.append(sums[name, index])
+    return np.stack(by_bin, axis)
