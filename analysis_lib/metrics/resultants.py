@@ -40,6 +40,10 @@ class ResultantByPosition(Metric):
     counts = "tokens"
     on_request = True
 
+    def __init__(self) -> None:
+        # A vector for each text would have no position.
+        super().__init__()
+
     def update(self, activations: Activations) -> None:
         layer = activations.layer
         for space, vectors in self.vectors(activations):

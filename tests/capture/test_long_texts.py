@@ -9,11 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from analysis_lib import measure
-from analysis_lib.capture import BESIDE, long_sums, masks
+from analysis_lib.capture import long_sums, masks
 from analysis_lib.capture.batching import make_batches
 from analysis_lib.capture.checked_pass import check
 from analysis_lib.capture.forward_pass import captured_pass
-from analysis_lib.capture.inputs import Batch
+from analysis_lib.capture.inputs import Batch, Settings
+from analysis_lib.capture.source import as_source
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.measurement.shards import OF_OUTPUT
 from analysis_lib.metrics import METRICS
@@ -147,6 +148,12 @@ def test_no_tensor_grows_with_the_square_of_a_length(make, needs, monkeypatch):
     assert largest.values <= max(room, LONG * per_token) < LONG**2 / 16
 
 
+def metrics_of(model: LoadedModel) -> list[str]:
+    """Names of the metrics that the model has, except those of what it gives out."""
+    absent = OF_OUTPUT | {*as_source(model).unsupported(tiny.TEXTS, Settings())}
+    return [name for name, metric in METRICS.items() if not metric.needs <= absent]
+
+
 @pytest.mark.parametrize("room", [1, 100])
 @pytest.mark.parametrize("make", EVERY)
 def test_rows_of_a_mask_give_what_all_of_it_gives(make, room, monkeypatch):
@@ -154,8 +161,7 @@ def test_rows_of_a_mask_give_what_all_of_it_gives(make, room, monkeypatch):
     model.model.double()
     # Nothing that was measured before is read.
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", "")
-    others = OF_OUTPUT | {BESIDE}
-    every = [name for name, metric in METRICS.items() if not metric.needs & others]
+    every = metrics_of(model)
     for metrics in (every, ["anisotropy"]):
         whole = measure(model, tiny.TEXTS, metrics, progress=False)
         with monkeypatch.context() as patch:
@@ -186,7 +192,7 @@ def test_sums_by_chunks_of_tokens_give_what_all_of_them_give(make, monkeypatch):
     model = loaded(make)
     model.model.double()
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", "")
-    every = [name for name, metric in METRICS.items() if not metric.needs & OF_OUTPUT]
+    every = metrics_of(model)
     whole = measure(model, tiny.TEXTS, every, progress=False)
     monkeypatch.setattr(long_sums, "TOKENS_AT_ONCE", 3)
     by_chunks = measure(model, tiny.TEXTS, every, progress=False)

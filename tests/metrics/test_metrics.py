@@ -488,7 +488,9 @@ class OfTerms(metrics.Metric):
 def test_a_term_may_be_called_like_a_space(model):
     table = measure(model, list(TEXTS), [OfTerms()], progress=False)["of_terms"]
     assert table.columns.tolist() == ["layer", "term", "norm"]
-    assert table["term"].tolist() == ["content", "key"] * 4
+    layers = len(table["layer"].unique())
+    assert layers > 2
+    assert table["term"].tolist() == ["content", "key"] * layers
 
 
 def test_columns_of_another_shape_than_the_axes_are_one_clear_line(model):
@@ -585,7 +587,7 @@ def test_contributions_add_up_over_key_types(model):
     everything = table[table["key_type"] == "all"].set_index(keys)
     np.testing.assert_allclose(total, everything["contribution"] * everything["pairs"], atol=1e-9)
     lengths = [len(ids) for ids in model.tokenizer(list(TEXTS))["input_ids"]]
-    assert set(everything["pairs"]) == {sum(length**2 for length in lengths)}
+    assert set(everything["pairs"]) == {sum(length * (length + 1) // 2 for length in lengths)}
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v3", "qwen3", "t5", "cvt"])

@@ -78,13 +78,14 @@ def saved_in_half(model: object) -> str:
 
     from analysis_book.atlas.probing import dtypes_of, joined, quiet
     from analysis_book.atlas.small import reason_of
+    from analysis_lib.models.reading import LOCALLY
 
     given = {}
     for saved in ("bfloat16", "float16"):
         with tempfile.TemporaryDirectory() as folder, quiet():
             try:
                 model.to(getattr(torch, saved)).save_pretrained(folder)
-                loaded = dtypes_of(type(model).from_pretrained(folder))
+                loaded = dtypes_of(type(model).from_pretrained(folder, **LOCALLY))
                 given[saved] = "as saved" if loaded == saved else loaded
             except Exception as error:  # Some cannot be saved.
                 given[saved] = f"error: {reason_of(error)}"

@@ -253,4 +253,4 @@ def test_what_the_stream_is_worth_is_a_mean_over_layers():
     areas = planted({"unchanged": [0.9], "mean": [0.8, 0.6]}, "area")
     costs = run_cells("causes/checks", "of_arm =", areas=areas)["costs"]
     assert costs["arm"].tolist() == ["mean"]
-    assert costs["area lost"].item().startswith("0.200 [")
+    assert costs["area lost"].item().startswith("0.20 [")

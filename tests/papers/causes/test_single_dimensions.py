@@ -24,7 +24,8 @@ def said(effects: pd.DataFrame, wide: tuple[float, float]) -> tuple[int, str]:
         "load_corpus": lambda *_, **__: [],
         "causes": SimpleNamespace(effects=lambda *_: effects),
         "display": found.append,
-        "Markdown": str,
+        "corpus": [],
+        "Finding": lambda text, **_: text,
     }
     space = run_cells("explorer", "best = lift", "gone =", **names)
     return space["top"], found[-1]

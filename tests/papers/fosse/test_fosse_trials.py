@@ -193,7 +193,7 @@ def test_recorded_results_know_the_code_that_made_them(small):
     about = json.loads(results.read_text())
     about["formulas"]["training"] += 1
     results.write_text(json.dumps(about))
-    assert "The numbers of YelpHat are shown as an earlier version" in runs.code_warning()
+    assert "The tables of YelpHat were recorded by another version" in runs.code_warning()
 
 
 @pytest.mark.parametrize(

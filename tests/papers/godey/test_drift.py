@@ -114,7 +114,8 @@ def on_page(without: list[str] = (), **models) -> dict:
         'text = "Over the layers',
     )
     said = []
-    return run_cells("anisotropy/drift", *cells, **names, Markdown=said.append) | {"said": said}
+    names["Finding"] = lambda text, **_: said.append(text)
+    return run_cells("anisotropy/drift", *cells, **names) | {"said": said}
 
 
 def test_the_page_joins_the_hidden_states_of_each_model_alone():
@@ -176,7 +177,7 @@ def test_ranks_that_no_text_changes_settle_a_claim():
 def test_the_finding_names_who_grows_and_who_falls():
     found = on_page(["w"], m=(RISING, COSINES), w=(FALLING, COSINES))
     assert "norm of the mean in m, and falls in w. " in found["said"][0]
-    assert "of **1** in 2 models" in found["said"][0]
+    assert "in **1** of 2 models" in found["said"][0]
     assert "no model" in on_page(m=(RISING, CROOKED))["said"][0]
 
 
@@ -279,29 +280,30 @@ def test_the_claims_on_vectors_without_their_mean(left, without_first, expected)
 def test_the_finding_on_centred_vectors_gives_the_reason_where_it_is_one():
     models = {"clean": apart([0.2, 0.6], [0.0, 0.01], [0.0, 0.01])}
     models["sunk"] = apart([0.2, 0.6], [0.0, 0.8], [0.0, 0.02])
-    names = {"apart": models, "display": lambda _: None}
+    said = []
+    names = {
+        "apart": models,
+        "corpus": [],
+        "display": lambda _: None,
+        "Finding": lambda text, **_: said.append(text),
+    }
     cells = (
         "names = {",
         "groups = wide",
         "def statistics",
         "read = {",
         "clear = ",
-        'text = "Isotropic',
+        'text = f"Without the mean',
     )
-    said = []
-    run_cells("anisotropy/centred", *cells, **names, Markdown=said.append)
+    run_cells("anisotropy/centred", *cells, **names)
     assert said[0].startswith(
-        "Isotropic in every layer without the mean of other texts: clean. In sunk"
+        "Without the mean of other texts, clean is isotropic in every layer. sunk keeps"
     )
-    assert "**0.80** is left, and **0.02** without the first tokens: far longer" in said[0]
+    assert "**0.80**, and **0.02** without the first tokens: far longer" in said[0]
     said.clear()
-    run_cells(
-        "anisotropy/centred",
-        *cells,
-        **names | {"apart": {"clean": models["clean"]}},
-        Markdown=said.append,
-    )
-    assert said[0].endswith("In clean, a cosine of **0.01** is left.")
+    names["apart"] = {"clean": models["clean"]}
+    run_cells("anisotropy/centred", *cells, **names)
+    assert said[0].endswith("clean keeps a cosine of **0.01**.")
 
 
 def test_layers_beyond_random_directions_are_counted_by_their_own_width():
