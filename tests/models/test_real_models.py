@@ -116,12 +116,15 @@ def test_smollm2_measures_as_computed_in_numpy_from_the_tensors_of_its_package(t
             normed(hidden, of_block["attn_norm.weight"], epsilon),
             sizes["attention.head_count_kv"],
         )
-        query = rotated(heads("attn_q.weight", x, sizes["attention.head_count"]), base)
-        key, value = (
-            rotated(heads("attn_k.weight", x, groups), base),
-            heads("attn_v.weight", x, groups),
-        )
-        for space, vectors in (("query", query), ("key", key), ("value", value)):
+        spaces = {
+            "query_unrotated": heads("attn_q.weight", x, sizes["attention.head_count"]),
+            "key_unrotated": heads("attn_k.weight", x, groups),
+            "value": heads("attn_v.weight", x, groups),
+        }
+        for space in ("query", "key"):
+            spaces[space] = rotated(spaces[f"{space}_unrotated"], base)
+        query, key, value = (spaces[space] for space in ("query", "key", "value"))
+        for space, vectors in spaces.items():
             expected |= {
                 (space, layer, head): mean_cosine(part) for head, part in enumerate(vectors, 1)
             }
