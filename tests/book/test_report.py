@@ -139,7 +139,7 @@ def test_every_address_in_a_report_is_of_a_file_in_it_wherever_it_lies(built, tm
                 assert not re.match(r"(https?:)?//", address) or "<a " in text, address
                 if "//" not in address:
                     assert (page.parent / address).exists(), (page, address)
-        own = [page, *(page.parent / src for src in re.findall(r'<img[^>]* src="([^":]+)"', text))]
+        own = [page, *(page.parent / src for src in re.findall(r'<img[^>]* src="([^":#]+)', text))]
         assert sum(path.stat().st_size for path in own) < 5e6
 
 
@@ -193,7 +193,7 @@ def test_norms_differ_by_what_the_tables_say_with_an_interval(built):
     for name, table in tables.items():
         row = table.query("layer == 2").iloc[0]
         numbers = (row[column] for column in ("difference", "ci_low", "ci_high"))
-        assert " ".join([name, *("–" if pd.isna(n) else f"{n:z.3f}" for n in numbers)]) in said
+        assert " ".join([name, *("–" if pd.isna(n) else f"{n:z.2f}" for n in numbers)]) in said
         assert pd.isna(row["ci_low"]) == (name == "largest")
 
 
