@@ -122,7 +122,12 @@ document.addEventListener("DOMContentLoaded", () => {
       unknown(`${file.name} is no configuration: give the config.json of a model.`);
     }
   };
-  form.config.addEventListener("change", () => form.config.files[0] && read(form.config.files[0]));
+  form.config.addEventListener("change", () => {
+    const [file] = form.config.files;
+    // The same file, once it is mended, is a change again.
+    form.config.value = "";
+    if (file) read(file);
+  });
   atlas.addEventListener("dragover", (event) => event.preventDefault());
   atlas.addEventListener("drop", (event) => {
     event.preventDefault();

@@ -51,7 +51,9 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def draws(cell: nbformat.NotebookNode) -> bool:
-    return any("image/png" in output.get("data", {}) for output in cell.outputs)
+    """Whether a cell shows a figure; a slider, which has its own caption, is HTML, too."""
+    shown = [output.get("data", {}) for output in cell.outputs]
+    return any("image/png" in data and "text/html" not in data for data in shown)
 
 
 def test_the_table_of_contents_lists_every_notebook_and_no_other_page():
