@@ -292,7 +292,12 @@ def test_a_figure_has_the_ink_of_its_theme(smoke_site, page, theme):
     assert {picture.endswith(".svg#dark") for picture in pictures} == {theme == "dark"}
     filters = "(all) => [...new Set(all.map((image) => getComputedStyle(image).filter))]"
     assert page.locator("article img.figure").evaluate_all(filters) == ["none"]
+    loaded = """(where) => [...document.querySelectorAll(`${where} img.figure`)]
+        .some((image) => image.checkVisibility() && image.naturalWidth)"""
     for where in ("figure.leading", "figure.slider"):
+        # Pictures are loaded once they are near.
+        page.locator(where).scroll_into_view_if_needed()
+        page.wait_for_function(loaded, arg=where)
         found = lights(page.locator(f"{where} img.figure").locator("visible=true").first)
         if theme == "dark":
             assert np.median(found) < 40
