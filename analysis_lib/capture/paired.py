@@ -6,7 +6,7 @@ Their vectors are paired: by token where both read the same tokens, else by word
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
@@ -65,7 +65,6 @@ class ModelPair:
         self.files = first.files | prefixed
         # What a measurement reads of a model besides.
         self.model = SimpleNamespace(dtype=first.model.dtype)
-        self.processor = first.processor
 
     @property
     def spec(self) -> PairSpec | None:
@@ -103,7 +102,6 @@ class PairBatch:
     others: list[Batch]
     items: dict[int, object]
     groups: tuple[int, ...]
-    inputs: dict = field(default_factory=dict)
 
 
 class PairSource(Source):
@@ -126,10 +124,6 @@ class PairSource(Source):
         self.first.check(batch.first)
         for other in batch.others[:1]:
             self.other.check(other)
-
-    def replica(self) -> "PairSource":
-        pair = self.model
-        return PairSource(ModelPair(pair.first.replica(), pair.other.replica(), pair.level))
 
     def unsupported(self, items: Sequence, settings: Settings) -> dict[str, str]:
         for source in (self.first, self.other):
@@ -195,7 +189,6 @@ class _Units:
         self.pair = pair
         self.batch = batch
         self._row = {number: row for row, number in enumerate(batch.items)}
-        read = {number for part in batch.others for number in part.groups}
         self._of_first = self._members(pair.first, batch.first)
         self._of_other = {}
         for part in batch.others:
@@ -203,10 +196,7 @@ class _Units:
         counts = []
         for number in batch.items:
             self._keep_common(number)
-            count = 0
-            if number in read:
-                count = len(self._of_first[number])
-            counts.append(count)
+            counts.append(len(self._of_first[number]))
         longest = max(counts)
         lengths = torch.tensor(counts)
         mask = torch.arange(longest) < lengths[:, None]

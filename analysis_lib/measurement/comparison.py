@@ -322,11 +322,13 @@ def compare(
     }
     runs = {}
     similarities = {}
-    for data, corpus in read.items():
-        for name in models[data] if metrics else ():
+    # Of a similarity alone, there is nothing to measure of each model.
+    measured = read if metrics else {}
+    for data, corpus in measured.items():
+        for name in models[data]:
             refuse_unavailable(name, corpus, metrics, of_vectors, settings.get("workers", 1))
-    for data, corpus in read.items():
-        for name in models[data] if metrics else ():
+    for data, corpus in measured.items():
+        for name in models[data]:
             model = ModelName.parse(name)
             seeds = [] if model.untrained else range(twins)
             for twin in (None, *seeds):
@@ -341,12 +343,13 @@ def compare(
                         maps = of_vectors.maps if loaded.layout.maps else Settings.maps
                         known = measure(loaded, corpus, metrics, **{**settings, "maps": maps})
                 runs[name, twin] = known
-        of_pair = {name: settings[name] for name in OF_SIMILARITY if name in settings}
-        for metric in of_pairs:
-            first, *others = models[data]
-            for other in others:
-                both = [load_model(name, **given) for name in (first, other)]
-                similarities[first, other] = similarity(*both, corpus, metric=metric, **of_pair)
+    of_pair = {name: settings[name] for name in OF_SIMILARITY if name in settings}
+    for metric, (data, corpus) in itertools.product(of_pairs, read.items()):
+        first, *others = models[data]
+        loaded = load_model(first, **given)
+        for other in others:
+            both = loaded, load_model(other, **given)
+            similarities[first, other] = similarity(*both, corpus, metric=metric, **of_pair)
     return Comparison(runs, similarities)
 
 

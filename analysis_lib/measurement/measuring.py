@@ -149,7 +149,7 @@ def measure(
             f"{model.name} is loaded with its tokenizer: give another one to load_model"
         )
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
-    _refuse_kind(model.name, model.layout, corpus)
+    refuse_kind(model.name, model.layout, corpus)
     _refuse_without_effect(model, settings)
     source = as_source(model)
     unavailable = _unavailable_of(source, corpus, metrics, settings)
@@ -171,7 +171,7 @@ def measure_sensible(
     started = time.monotonic()
     settings = Settings()
     source = as_source(model)
-    _refuse_kind(model.name, model.layout, corpus)
+    refuse_kind(model.name, model.layout, corpus)
     metrics = resolve(metrics)
     unsupported = source.unsupported(corpus.items, settings)
     unavailable = _unavailable(metrics, model.layout, settings, unsupported)
@@ -423,7 +423,7 @@ def refuse_unavailable(
     kind = isinstance(model, str) and architecture_to_make(model)
     if kind:
         layout = expected_layout(kind)
-        _refuse_kind(model, layout, corpus)
+        refuse_kind(model, layout, corpus)
         unavailable = _unavailable(resolved, layout, settings, unsupported_by(layout))
         if metrics != "all":
             _refuse(model, unavailable)
@@ -501,7 +501,7 @@ def _merged(
     return merging
 
 
-def _refuse_kind(model: str, layout: Layout, corpus: Corpus) -> None:
+def refuse_kind(model: str, layout: Layout, corpus: Corpus) -> None:
     """Raise an AnalysisError if the corpus holds another kind of items than the model reads."""
     if layout.kind != corpus.kind:
         raise AnalysisError(

@@ -11,10 +11,10 @@ from torch import nn
 from analysis_lib.capture import Activations
 from analysis_lib.capture.inputs import Reading, Settings
 from analysis_lib.capture.paired import ModelPair, PairSource, common_level
-from analysis_lib.corpora import PLURAL, Corpus, load_corpus
+from analysis_lib.corpora import Corpus, load_corpus
 from analysis_lib.errors import AnalysisError, in_order, require_whole
 from analysis_lib.measurement.execution import Workers
-from analysis_lib.measurement.measuring import stored_or_measured
+from analysis_lib.measurement.measuring import refuse_kind, stored_or_measured
 from analysis_lib.measurement.tables import Tables
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.representation_similarity import RepresentationSimilarity
@@ -67,11 +67,7 @@ def similarity(
     )
     corpus = load_corpus(data)
     settings = Settings(special_tokens, tokens_per_batch=tokens_per_batch)
-    if first.kind != corpus.kind:
-        raise AnalysisError(
-            f"{first.name} reads {PLURAL[first.kind]} and {corpus.name} holds "
-            f"{PLURAL[corpus.kind]}: give {PLURAL[first.kind]}"
-        )
+    refuse_kind(first.name, first.layout, corpus)
     source = PairSource(ModelPair(first, second, common_level(first, second, corpus.items)))
     source.refuse_unreadable(corpus.items)
     source.unsupported(corpus.items, settings)

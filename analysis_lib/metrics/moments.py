@@ -23,7 +23,8 @@ class SecondMoments(Metric):
     """A metric that keeps Σ x xᵀ of the vectors of each layer and head, once for the whole corpus.
 
     Args:
-        spaces: the spaces to measure, from hidden, final, query, key and value.
+        spaces: the spaces to measure, from hidden, final, query, key, value, query_unrotated and
+            key_unrotated.
         vectors_of: see :class:`~analysis_lib.metrics.accumulator.Metric`.
     """
 

@@ -57,7 +57,8 @@ def unbiased_hsic(
     square = np.square(product)
     trace = square.sum((1, 2)) - norm_products
     totals = 1
-    ends = np.einsum("ri,rij,rj->r", x, product, y)
+    mapped = np.einsum("ri,rij->rj", x, product)
+    ends = (mapped * y).sum(1)
     for total, norm, weights in zip(sums, norms, weighted, strict=True):
         without_diagonal = np.square(total).sum(1) - norm
         totals = totals * without_diagonal
@@ -126,6 +127,9 @@ class RepresentationSimilarity(Metric):
 
     def update(self, activations: Activations) -> None:
         layer = activations.layer
+        is_chosen = self.chosen_layers is None or layer in self.chosen_layers
+        if layer > 0 and not is_chosen:
+            return
         others = {}
         for number, vectors in activations.beside.items():
             if self.other_layers is None or number in self.other_layers:
@@ -134,7 +138,7 @@ class RepresentationSimilarity(Metric):
             # Once per batch.
             for number, runs in others.items():
                 self._add_moments(runs, OTHER, number, activations)
-        if self.chosen_layers is not None and layer not in self.chosen_layers:
+        if not is_chosen:
             return
         own = _by_run(activations.spaces["hidden"])
         self._add_moments(own, "", layer, activations)
@@ -170,7 +174,8 @@ class RepresentationSimilarity(Metric):
     def rows(self, sums: LayerSums) -> Columns:
         vectors = sums["vectors"]
         own = _Cloud.of(sums, "", vectors)
-        whitening = own.whitening()
+        moment = _centred(sums["product"], own.sum, own.sum, vectors)
+        whitening = _whitening(moment)
         numbers = sorted(sums.parts("product"))
         enough = own.sum.shape[1] + 1
         values = []
@@ -187,9 +192,9 @@ class RepresentationSimilarity(Metric):
             )
             cka = hsic / np.sqrt(own.hsic * other.hsic)
             centred = _centred(product, own.sum, other.sum, vectors)
-            whole = _centred_whole(sums, number)
+            whole = _centred(*_of_whole(sums, number))
             scale = np.sqrt(own.variance * other.variance)
-            aligned = nuclear_norm(centred, whole)
+            aligned = nuclear_norm(centred, whole[0])
             procrustes = 2 - 2 * aligned / scale
             mapped = whitening.mT @ centred
             explained = np.square(mapped).sum((1, 2))
@@ -211,14 +216,12 @@ class _Cloud:
     Attributes:
         sum: Σ x.
         norms: Σ ‖x‖².
-        moment: the second moment around the mean, Σ (x − x̄)(x − x̄)ᵀ.
-        variance: its trace.
+        variance: Σ ‖x − x̄‖².
         hsic: the :func:`unbiased_hsic` of the vectors with themselves.
     """
 
     sum: Rows
     norms: Numbers
-    moment: Matrices
     variance: Numbers
     hsic: Numbers
 
@@ -234,18 +237,18 @@ class _Cloud:
         weighted = named("weighted")
         both = (total, total), (norms, norms)
         hsic = unbiased_hsic(product, *both, named("norm_products"), (weighted, weighted), vectors)
-        moment = _centred(product, total, total, vectors)
-        variance = np.trace(moment, axis1=1, axis2=2)
-        return cls(total, norms, moment, variance, hsic)
+        of_mean = np.square(total).sum(1) / np.maximum(vectors, 1)
+        return cls(total, norms, norms - of_mean, hsic)
 
-    def whitening(self) -> Matrices:
-        """W with Wᵀ M W = 1 on the directions in which the vectors vary, M being the moment."""
-        variances, directions = np.linalg.eigh(self.moment)
-        dimensions = variances.shape[-1]
-        rounding = dimensions * np.finfo(float).eps * variances[:, -1:]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scales = np.where(variances > rounding, 1 / np.sqrt(variances), 0)
-        return directions * scales[:, None]
+
+def _whitening(moment: Matrices) -> Matrices:
+    """W with Wᵀ M W = 1 on the directions in which vectors of the centred moment M vary."""
+    variances, directions = np.linalg.eigh(moment)
+    dimensions = variances.shape[-1]
+    rounding = dimensions * np.finfo(float).eps * variances[:, -1:]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scales = np.where(variances > rounding, 1 / np.sqrt(variances), 0)
+    return directions * scales[:, None]
 
 
 def _centred(product: Matrices, first: Rows, other: Rows, vectors: Numbers) -> Matrices:
@@ -255,11 +258,10 @@ def _centred(product: Matrices, first: Rows, other: Rows, vectors: Numbers) -> M
     return product - means[:, :, None] * other[:, None]
 
 
-def _centred_whole(sums: LayerSums, number: int) -> Matrix:
-    """The same of the whole corpus."""
-    whole = sums.whole
-    mean = whole["sum"] / whole["vectors"]
-    return whole["product", number] - np.outer(mean, whole["other_sum", number])
+def _of_whole(sums: LayerSums, number: int) -> list[np.ndarray]:
+    """The arguments of :func:`_centred` for the whole corpus, as one replicate."""
+    names = ("product", number), "sum", ("other_sum", number), "vectors"
+    return [np.asarray(sums.whole[name])[None] for name in names]
 
 
 def _by_run(vectors: Vectors) -> list[Float[Tensor, "_ _"]]:

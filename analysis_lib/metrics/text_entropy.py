@@ -30,7 +30,8 @@ class TextEntropy(Metric):
     request, because each text has an eigenvalue problem of its own.
 
     Args:
-        spaces: the spaces to measure, from hidden, final, query, key and value.
+        spaces: the spaces to measure, from hidden, final, query, key, value, query_unrotated and
+            key_unrotated.
     """
 
     name = "text_entropy"
