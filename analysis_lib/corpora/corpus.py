@@ -25,6 +25,7 @@ _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
 _FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\u180b\u180c\u180d\u180f"}
 _FILLERS |= {chr(code) for code in range(0xFE00, 0xFE10)}
 PLURAL = {"text": "texts", "image": "images", "audio": "sounds", "vectors": "texts"}
+PLURAL |= {"image+text": "images with texts", "audio+text": "sounds with texts"}
 
 
 class Pair(NamedTuple):
@@ -57,7 +58,8 @@ class Corpus:
         items: the texts or pairs of texts, none of them blank; or images or sounds, each read from
             its file by its ``load()``.
         blank: the number of blank lines or cells left out.
-        kind: the kind of items: text, image or audio, or the vectors of texts.
+        kind: the kind of items: text, image, audio, image+text or audio+text, or the vectors of
+            texts.
         labels: the class of each item, an index into ``classes``, if the corpus has classes.
         classes: the names of the classes, sorted.
         units: for each item, the unit that was drawn independently of the others, such as the
@@ -209,7 +211,7 @@ class Reader(NamedTuple):
 
     Attributes:
         name: the name of the corpus, for errors and pages.
-        kind: text, image or audio.
+        kind: text, image, audio, image+text or audio+text.
         read: returns its examples in order.
         identity: returns a short text that changes with the corpus.
         fits_in_memory: whether all texts may be held in memory; else they are written to a file.

@@ -5,39 +5,26 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cache
 from hashlib import sha256
 from itertools import repeat
 from pathlib import Path
 
+from analysis_lib.corpora.captions import WITH_TEXT, captioned_files, folder_table, kind_of_paths
 from analysis_lib.corpora.corpus import PLURAL, Example, Pair, Reader, checked
+from analysis_lib.corpora.kinds import kind_of_file
 from analysis_lib.corpora.media import MediaFile, parts_of
 from analysis_lib.corpora.reading import decoded_text, ending, lines_of, read_bytes, text_of
 from analysis_lib.corpora.sharing import path_and_columns
 from analysis_lib.corpora.splits import SPLITS, divided
-from analysis_lib.corpora.tables import ENDINGS, open_table
+from analysis_lib.corpora.tables import ENDINGS, Table, open_table
 from analysis_lib.corpora.transcripts import transcripts
-from analysis_lib.errors import LONGEST_PATH, AnalysisError, near_names, require_extra
+from analysis_lib.errors import LONGEST_PATH, AnalysisError, near_names
 
 # Shares of each class for validation and test, in a table without splits. Classes with too few
 # texts would have none for validation.
 _VALIDATION_SHARE = 0.1
 _TEST_SHARE = 0.2
 _FEWEST_TEXTS = 10
-# Formats of Pillow that are not read as images: containers, and drawings for other programs.
-_NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"}
-# RAW has no header, and matrices of numbers are rarely sounds.
-_NO_SOUNDS = {"RAW", "MAT4", "MAT5"}
-# Formats of libsndfile whose files have other endings than their names.
-_ENDINGS_OF_SOUNDS = {
-    "AIFF": [".aif", ".aifc"],
-    "AU": [".snd"],
-    "OGG": [".oga", ".opus"],
-    "NIST": [".sph"],
-    "IRCAM": [".sf"],
-    "SVX": [".iff"],
-    "WAV": [".wave"],
-}
 # Endings of sounds that neither library reads, and advice on them.
 _SOUNDS_TO_CONVERT = (".m4a", ".aac", ".mp4", ".m4b", ".wma", ".amr", ".webm", ".mkv", ".mov")
 _IMAGES_TO_CONVERT = (".heic", ".heif", ".svg", ".pdf", ".jxl", ".dng", ".nef", ".cr2")
@@ -64,6 +51,14 @@ def file_reader(spec: str, known: Iterable[str], units: str | None = None) -> Re
             )
         return Reader(spec, "text", _standard_input, lambda: "lines of stdin")
     path, column = _path_and_column(spec, known)
+    if column is not None and path.is_dir():
+        folder = path
+        path, column = folder_table(folder, column)
+        if kind_of_pairs(path, column) is None:
+            raise AnalysisError(
+                f"{path} names no images or sounds alone in {column.partition(',')[0]}: mend it, "
+                f"or give {folder} without a column"
+            )
     if units is not None and column is None:
         raise AnalysisError(
             f"{spec} is no column of a table: leave {units} out, which names the units of one"
@@ -73,8 +68,11 @@ def file_reader(spec: str, known: Iterable[str], units: str | None = None) -> Re
         return f"{column or 'lines'} of sha256:{sha256(read_bytes(path)).hexdigest()}"
 
     if column is not None:
+        kind = kind_of_pairs(path, column)
+        if kind is not None:
+            return _captioned_reader(spec, path, column, units, kind)
         return Reader(spec, "text", lambda: read_column(path, column, units), identity)
-    if path.is_dir() or _kind(path) or path.suffix.lower() in _REMEDIES:
+    if path.is_dir() or kind_of_file(path) or path.suffix.lower() in _REMEDIES:
         return _media_reader(spec, path)
     return Reader(spec, "text", lambda: map(Example, lines_of(text_of(path))), identity)
 
@@ -135,9 +133,7 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
             raise AnalysisError(f"{path} is a table: name its column, {example}")
         return path, column
     if is_folder:
-        if column is not None:
-            raise AnalysisError(f"{path} is a folder: name a text or CSV file in it")
-        return path, None
+        return path, column
     if path.suffix or "/" in spec:
         raise AnalysisError(
             f"there is no file {path}: check the path, or name a corpus of `datasets`"
@@ -146,7 +142,31 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
     raise AnalysisError(f"there is no corpus, file or folder named {spec}: {near}")
 
 
-def read_column(path: Path, column: str, units: str | None = None) -> list[Example]:
+def _captioned_reader(spec: str, path: Path, column: str, units: str | None, kind: str) -> Reader:
+    """The reader of the images or sounds that a table names, each with its text."""
+    examples = read_column(path, column, units, kind)
+
+    def identity() -> str:
+        digest = sha256()
+        for example in examples:
+            digest.update(example.item.digest())
+        return f"{column} of {PLURAL[WITH_TEXT[kind]]} of sha256:{digest.hexdigest()}"
+
+    return Reader(spec, WITH_TEXT[kind], lambda: examples, identity)
+
+
+def kind_of_pairs(path: Path, column: str) -> str | None:
+    """Image or audio, if two columns hold files of that kind and their texts; else None."""
+    table = open_table(path)
+    names, *_ = _names_label_and_split(table, column)
+    if len(names) < 2:
+        return None
+    return kind_of_paths(table.column(names[0]))
+
+
+def read_column(
+    path: Path, column: str, units: str | None = None, kind: str | None = None
+) -> list[Example]:
     """The texts of a column of a table, or the pairs of two columns (``a,b``).
 
     With a column of classes (``a:label``) they have classes, and a split may be drawn
@@ -154,8 +174,29 @@ def read_column(path: Path, column: str, units: str | None = None) -> list[Examp
 
     Args:
         units: the column with the unit of each text.
+        kind: image or audio, if the first of two columns holds the paths of such files.
     """
     table = open_table(path)
+    names, label, split = _names_label_and_split(table, column)
+    columns = [table.column(name) for name in names]
+    if kind is not None and split:
+        raise AnalysisError(
+            f"{path} holds files with texts, which are not divided: leave {split} out"
+        )
+    if kind is not None:
+        texts = captioned_files(path, kind, *columns)
+    elif len(columns) == 2:
+        texts = map(Pair, *columns)
+    else:
+        texts = columns[0]
+    labels = repeat(None) if label is None else table.column(label)
+    text_units = repeat(None) if units is None else table.column(units)
+    examples = [*map(Example, texts, labels, text_units)]
+    return _drawn_split(path, examples, split) if split else examples
+
+
+def _names_label_and_split(table: Table, column: str) -> tuple[list[str], str | None, str]:
+    """The column of texts, or two of pairs; that of classes, if any; and the split, if any."""
     names = column
     label = None
     split = ""
@@ -164,13 +205,8 @@ def read_column(path: Path, column: str, units: str | None = None) -> list[Examp
         if label not in table.header:
             label, _, split = label.partition(":")
     if names in table.header or names.count(",") != 1:
-        texts = table.column(names)
-    else:
-        texts = map(Pair, *map(table.column, names.split(",")))
-    labels = repeat(None) if label is None else table.column(label)
-    text_units = repeat(None) if units is None else table.column(units)
-    examples = [*map(Example, texts, labels, text_units)]
-    return _drawn_split(path, examples, split) if split else examples
+        return [names], label, split
+    return names.split(","), label, split
 
 
 def _drawn_split(path: Path, examples: list[Example], split: str) -> list[Example]:
@@ -185,35 +221,10 @@ def _drawn_split(path: Path, examples: list[Example], split: str) -> list[Exampl
     return divided(distinct, split, _VALIDATION_SHARE, _TEST_SHARE)
 
 
-@cache
-def _kinds() -> dict[str, str]:
-    """Image or audio, for every file ending that Pillow and libsndfile read."""
-    # Imported here: a corpus of texts needs neither.
-    require_extra("packages", "soundfile", "PIL")
-    import soundfile
-    from PIL import Image
-
-    Image.init()
-    kinds = {}
-    for suffix, form in Image.EXTENSION.items():
-        if form in Image.OPEN and form not in _NO_IMAGES:
-            kinds[suffix] = "image"
-    for form in {*soundfile.available_formats()} - _NO_SOUNDS:
-        suffixes = [f".{form.lower()}", *_ENDINGS_OF_SOUNDS.get(form, ())]
-        kinds |= dict.fromkeys(suffixes, "audio")
-    return kinds
-
-
-def _kind(path: Path) -> str | None:
-    if ending(path) in (*ENDINGS, ".txt", ""):
-        return None
-    return _kinds().get(path.suffix.lower())
-
-
 def _of_one_kind(path: Path, visible: list[Path]) -> tuple[str, list[Path]]:
     """The kind of the images or sounds among files, and these files."""
-    images = [file for file in visible if _kind(file) == "image"]
-    sounds = [file for file in visible if _kind(file) == "audio"]
+    images = [file for file in visible if kind_of_file(file) == "image"]
+    sounds = [file for file in visible if kind_of_file(file) == "audio"]
     if images and sounds:
         counts = f"{len(images)} images and {len(sounds)} sound files"
         raise AnalysisError(f"{path} has {counts}: give a folder of one kind")

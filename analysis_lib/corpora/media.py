@@ -149,6 +149,30 @@ class MediaFile:
         return hashlib.sha256(self.content() + self.text.encode() + page.encode()).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Captioned:
+    """An image or a sound with a text, which a model reads together.
+
+    Attributes:
+        media: the image or sound, which its ``load()`` reads.
+        text: the text.
+    """
+
+    media: MediaFile | ArrayImage | Sound
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.media} with its text"
+
+    def load(self) -> "Image | Sound":
+        """The image or sound."""
+        return self.media.load()
+
+    def digest(self) -> bytes:
+        """SHA-256 of the image or sound and of the text."""
+        return hashlib.sha256(self.media.digest() + self.text.encode()).digest()
+
+
 def decoded(kind: str, content: bytes, name: str, page: int = 0) -> "Image | Sound":
     """An image or a sound from the content of its file.
 

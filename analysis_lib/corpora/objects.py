@@ -3,11 +3,18 @@
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 
 import pandas as pd
 import pyarrow as pa
 
+from analysis_lib.corpora.captions import (
+    COLUMNS,
+    TEXT,
+    WITH_TEXT,
+    captioned_cell,
+    kind_of_cell,
+)
 from analysis_lib.corpora.corpus import Example, Pair, Reader
 from analysis_lib.corpora.tables import Table, open_table
 from analysis_lib.errors import AnalysisError, near_names, shown
@@ -85,8 +92,10 @@ def object_reader(
             item is not a text (the message gives its number).
     """
     columns = _column_names(column, units)
-    wanted = columns if units is None else [*columns, units]
     table = open_table(data)
+    if columns == [None]:
+        columns = _columns_with_text(table) or columns
+    wanted = columns if units is None else [*columns, units]
     name = table.name
     if table.header:
         name = f"{name}:{','.join(map(str, columns))}"
@@ -96,17 +105,34 @@ def object_reader(
             f"a {name} of texts has no columns: leave column= and units= out, or give a table"
         )
 
+    rows = table.select(wanted)
+    kind = None
+    if len(columns) > 1:
+        rows = iter(rows)
+        first = [*islice(rows, 1)]
+        rows = chain(first, rows)
+        kind = kind_of_cell(first[0][0], columns[0]) if first else None
+
     def read() -> Iterator[Example]:
-        for number, cells in enumerate(table.select(wanted), 1):
+        for number, cells in enumerate(rows, 1):
+            unit = None if units is None else _unit(cells[-1])
+            if kind is not None:
+                yield Example(captioned_cell(number, kind, *cells[:2]), unit=unit)
+                continue
             text = _text(number, cells[0])
             if len(columns) > 1:
                 text = _text(number, (text, _text(number, cells[1])))
-            unit = None if units is None else _unit(cells[-1])
             yield Example(text, unit=unit)
 
     # A file of texts cannot hold pairs.
     fits_in_memory = not table.is_stream or len(columns) > 1
-    return Reader(name, "text", read, lambda: name, fits_in_memory)
+    return Reader(name, WITH_TEXT.get(kind, "text"), read, lambda: name, fits_in_memory)
+
+
+def _columns_with_text(table: Table) -> list[str]:
+    """The columns of images or sounds and of their texts, by their names; empty without them."""
+    named = [name for name in COLUMNS if name in table.header]
+    return [named[0], TEXT] if named and TEXT in table.header else []
 
 
 def _column_names(column: str | Sequence[str] | None, units: str | None) -> list:

@@ -1,0 +1,159 @@
+"""Images and sounds with their texts: the rows of a table that names files, or rows in memory."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from analysis_lib.corpora.corpus import is_blank, refuse_half_characters
+from analysis_lib.corpora.kinds import kind_of_file
+from analysis_lib.corpora.media import ArrayImage, Captioned, MediaFile, Sound
+from analysis_lib.corpora.reading import ending
+from analysis_lib.corpora.tables import ENDINGS, open_table
+from analysis_lib.corpora.transcripts import FILES, METADATA
+from analysis_lib.errors import AnalysisError, shown
+
+# The kind of a corpus, by that of its files; and the words for them in messages.
+WITH_TEXT = {"image": "image+text", "audio": "audio+text"}
+NOUNS = {"image": "image", "audio": "sound"}
+# Names of columns of images and of sounds in rows in memory, and of their texts.
+COLUMNS = {"image": "image", "audio": "audio", "sound": "audio"}
+TEXT = "text"
+# A cell that may be the path of a file: it has an ending.
+_PATH = re.compile(r".*\.[A-Za-z0-9]{2,5}\s*")
+# Names of columns of file names in the table of a folder.
+_FILES = [*FILES, "image", "image_path", "image_file_name"]
+
+
+def kind_of_paths(cells: Sequence[str]) -> str | None:
+    """Image or audio, if every cell of a column that is not empty names such a file; else None."""
+    paths = [cell for cell in cells if cell.strip()]
+    if not paths or not all(map(_PATH.fullmatch, paths)):
+        return None
+    kinds = {kind_of_file(Path(path.strip())) for path in paths}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def captioned_files(
+    table: Path, kind: str, paths: Iterable[str], texts: Iterable[str]
+) -> list[Captioned]:
+    """The images or sounds that a table names, each with its text.
+
+    Args:
+        table: the table; paths are below its folder.
+        kind: image or audio.
+        paths: the paths of the files, by row.
+        texts: their texts, by row.
+
+    Raises:
+        AnalysisError: a file without a text, a text without a file, or a file that is not there.
+    """
+    items = []
+    for number, (path, text) in enumerate(zip(paths, texts, strict=True), 1):
+        if not path.strip():
+            raise AnalysisError(f"{table}: row {number} names no {NOUNS[kind]}: mend or remove it")
+        file = (table.parent / path.strip()).absolute()
+        if not os.path.isfile(file):
+            raise AnalysisError(
+                f"{table}: row {number} names {path.strip()}, which is not there: paths are below "
+                f"{table.parent}; mend or remove it"
+            )
+        items.append(_captioned(f"{table}: row {number}", MediaFile(kind, file), text))
+    return items
+
+
+def folder_table(folder: Path, column: str) -> tuple[Path, str]:
+    """The table beside the files of a folder, and its two columns: of file names, and of texts.
+
+    Args:
+        column: the column of texts, perhaps with one of classes behind it.
+
+    Raises:
+        AnalysisError: there is no table, or none of its columns holds file names.
+    """
+    tables = [path for path in sorted(folder.iterdir()) if ending(path) in ENDINGS]
+    named = [path for path in tables if path.stem.partition(".")[0].lower() == METADATA]
+    chosen = named or tables
+    if len(chosen) != 1:
+        names = ", ".join(path.name for path in chosen) or "none"
+        raise AnalysisError(
+            f"{folder} is a folder, and its tables are {names}: for texts in the column {column}, put "
+            "one beside its files, metadata.csv with the columns file_name and text"
+        )
+    header = open_table(chosen[0]).header
+    lowered = {str(name).strip().lower(): name for name in header}
+    files = next((lowered[name] for name in _FILES if name in lowered), None)
+    if files is None:
+        raise AnalysisError(
+            f"{chosen[0]} has no column of file names (it has: {', '.join(map(str, header))}): "
+            "name it file_name"
+        )
+    return chosen[0], f"{files},{column}"
+
+
+def kind_of_cell(cell: object, column: object) -> str | None:
+    """Image or audio, if a cell of a row in memory is one or names one; None for other cells.
+
+    Args:
+        column: the name of its column, which decides for an array or a mapping.
+    """
+    if isinstance(cell, Sound):
+        return "audio"
+    if isinstance(cell, ArrayImage) or hasattr(cell, "getbbox"):
+        return "image"
+    if isinstance(cell, str | Path):
+        return kind_of_paths([str(cell)])
+    if isinstance(cell, Mapping) and "sampling_rate" in cell:
+        return "audio"
+    if isinstance(cell, tuple) and len(cell) == 2 and isinstance(cell[0], np.ndarray):
+        return "audio"
+    return COLUMNS.get(column) if isinstance(cell, np.ndarray) else None
+
+
+def captioned_cell(number: int, kind: str, cell: object, text: object) -> Captioned:
+    """An image or a sound of a row in memory, with its text.
+
+    Args:
+        number: the number of the row, for errors.
+        kind: image or audio.
+        cell: a path; an image of Pillow or an array of its pixels; a :class:`Sound`, samples and
+            their rate, or a mapping with ``array`` and ``sampling_rate``.
+
+    Raises:
+        AnalysisError: it is something else, there is no such file, or it has no text.
+    """
+    name = f"item {number}"
+    if not isinstance(text, str):
+        raise AnalysisError(f"{name} has {shown(text)} for a text: give a text with each file")
+    return _captioned(name, _media(name, kind, cell), text)
+
+
+def _media(name: str, kind: str, cell: object) -> MediaFile | ArrayImage | Sound:
+    match cell:
+        case ArrayImage() | Sound():
+            return cell
+        case str() | Path():
+            if not os.path.isfile(cell):
+                raise AnalysisError(f"{name} names {cell}, which is not there: mend its path")
+            return MediaFile(kind, Path(cell).absolute())
+        case {"array": samples, "sampling_rate": rate} | (samples, rate):
+            return Sound(np.asarray(samples, dtype=np.float32), rate)
+        case np.ndarray() if kind == "image":
+            return ArrayImage(cell)
+    if hasattr(cell, "getbbox"):
+        mode = "L" if cell.mode in ("1", "L", "LA") else "RGB"
+        return ArrayImage(np.asarray(cell.convert(mode)))
+    wanted = "a path or an image" if kind == "image" else "a path, or samples with their rate"
+    raise AnalysisError(f"{name} is {shown(cell)} where an {kind} is wanted: give {wanted}")
+
+
+def _captioned(name: str, media: MediaFile | ArrayImage | Sound, text: str) -> Captioned:
+    if is_blank(text):
+        raise AnalysisError(f"{name} has no text: give it one, or remove the row")
+    refuse_half_characters(name, text)
+    if isinstance(media, Sound | MediaFile) and media.text:
+        media = replace(media, text="")
+    return Captioned(media, text)
