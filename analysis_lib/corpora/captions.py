@@ -80,8 +80,8 @@ def folder_table(folder: Path, column: str) -> tuple[Path, str]:
     if len(chosen) != 1:
         names = ", ".join(path.name for path in chosen) or "none"
         raise AnalysisError(
-            f"{folder} is a folder, and its tables are {names}: for texts in the column {column}, put "
-            "one beside its files, metadata.csv with the columns file_name and text"
+            f"{folder} is a folder, and its tables are {names}: for texts in {column}, put one "
+            "beside its files, metadata.csv with the columns file_name and text"
         )
     header = open_table(chosen[0]).header
     lowered = {str(name).strip().lower(): name for name in header}
