@@ -34,6 +34,23 @@ def find_blocks(trace: Trace) -> Modules:
     ]
 
 
+def chains_beside(blocks: Sequence[nn.Module], trace: Trace) -> Modules:
+    """Modules of lists that attend by the interface, and lie neither in blocks nor around any.
+
+    Of a model of several parts, some may not declare their blocks.
+    """
+    beside = []
+    for modules in _lists_that_ran(trace):
+        parts = {part for module in modules for part in module.modules()}
+        is_apart = not parts.intersection(blocks) and not is_inside(modules[0], blocks)
+        if is_apart and _all_attend(modules, trace) and len({*map(type, modules)}) == 1:
+            beside.append(modules)
+    outermost = [
+        modules for modules in beside if not is_inside(modules[0], [*itertools.chain(*beside)])
+    ]
+    return [*itertools.chain(*outermost)]
+
+
 def is_inside(module: nn.Module, others: Sequence[nn.Module]) -> bool:
     """Whether a module is a part of one of some others."""
     return any(module is not other and module in {*other.modules()} for other in others)

@@ -85,10 +85,7 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
     model = trace.model
     kind = kind_of(trace.model)
     blocks = find_blocks(trace)
-    by_path: dict[str, list[nn.Module]] = {}
-    for block in blocks:
-        pattern = re.sub(r"\.\d+(?=\.|$)", ".*", trace.names[block])
-        by_path.setdefault(pattern, []).append(block)
+    by_path = by_pattern(blocks, trace)
     if not by_path:
         raise AnalysisError(
             f"{name} is a {model.config.model_type} model, in which no transformer block is found"
@@ -115,9 +112,18 @@ def find_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layou
         equal_lengths=padding_matters or kind == "audio",
         class_tokens=max(0, leading - registers),
         maps=maps,
-        uncaptured=_uncaptured(trace, stacks, by_path),
+        uncaptured=uncaptured(trace, stacks, by_path),
         listed=False,
     )
+
+
+def by_pattern(blocks: Sequence[nn.Module], trace: Trace) -> dict[str, list[nn.Module]]:
+    """Blocks by their paths, in which ``*`` stands for an index."""
+    by_path: dict[str, list[nn.Module]] = {}
+    for block in blocks:
+        pattern = re.sub(r"\.\d+(?=\.|$)", ".*", trace.names[block])
+        by_path.setdefault(pattern, []).append(block)
+    return by_path
 
 
 # --- The example ----------------------------------------------------------------------------------
@@ -254,7 +260,7 @@ def _stack(
     if not is_padded:
         # Padded vectors are excluded, since attention reads the padding, too.
         own = [
-            _attentions(block, trace, is_stage=kind != "text", tokens_first=tokens_first)
+            attentions_of(block, trace, is_stage=kind != "text", tokens_first=tokens_first)
             for block in blocks
         ]
     each = tuple(attentions[0] if attentions else None for attentions in own)
@@ -263,7 +269,7 @@ def _stack(
     different = each if len({*each}) > 1 else ()
     cross = ()
     if is_decoder:
-        cross = _common([tuple(_attentions(block, trace, cross=True)) for block in blocks])
+        cross = _common([tuple(attentions_of(block, trace, cross=True)) for block in blocks])
     stack = Stack(
         pattern,
         most_common,
@@ -346,7 +352,7 @@ def _is_cut_behind(blocks: Sequence[nn.Module], trace: Trace, tokens: int) -> bo
 # --- Attention ------------------------------------------------------------------------------------
 
 
-def _attentions(
+def attentions_of(
     block: nn.Module,
     trace: Trace,
     is_stage: bool = False,
@@ -366,6 +372,9 @@ def _attentions(
     """
     run = trace.runs[block][-1]
     vectors = run.returned.transpose(0, 1) if tokens_first else run.returned
+    if vectors.dim() == 2:
+        # The tokens of one image, without an axis of images.
+        vectors = vectors.unsqueeze(0)
     tokens = vectors.shape[1] if vectors.dim() == 3 else vectors[0, 0].numel()
     calls = [trace.calls[index] for index in run.calls]
     if cross:
@@ -390,7 +399,7 @@ def _attentions(
     return attentions
 
 
-def _uncaptured(
+def uncaptured(
     trace: Trace, stacks: Sequence[Stack], blocks: Mapping[str, Sequence[nn.Module]]
 ) -> tuple[str, ...]:
     """The paths of the modules that attend, and whose attention is not captured.

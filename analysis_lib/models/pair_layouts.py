@@ -1,0 +1,206 @@
+"""Layout of a model that reads images or sounds with texts, from passes over an example.
+
+The tower of the image or sound and the language model are stacks of their own. The vectors of a
+language model stand for the tokens of its text, with those of the image or sound among them: they
+change with the last token of the text, and the vectors of a tower do not.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel, ProcessorMixin
+
+from analysis_lib.errors import AnalysisError
+from analysis_lib.models.blocks import chains_beside, find_blocks
+from analysis_lib.models.calls import signature_of
+from analysis_lib.models.devices import device_of
+from analysis_lib.models.layouts import attentions_of, by_pattern, uncaptured
+from analysis_lib.models.pairs import MEDIA, PairReader, pair_kinds, readers
+from analysis_lib.models.parts import Layout, Stack
+from analysis_lib.models.probe import (
+    Trace,
+    evaluated,
+    identical,
+    is_encoder_decoder,
+    probed,
+    traced,
+    traced_with_hidden_states,
+)
+from analysis_lib.models.reading import first_line
+
+# Names of the arguments that hold an image or a sound.
+FILES = ("pixel_values", "input_features", "input_values", "audio_input_features")
+
+
+def find_pair_layout(
+    name: str, model: PreTrainedModel, processor: ProcessorMixin, kind: str
+) -> tuple[Layout, PairReader]:
+    """The layout of a model for images or sounds with texts, and the reader of its input.
+
+    Args:
+        name: the name of the model, for errors.
+        model: the model without a head.
+        processor: its processor.
+        kind: image+text or audio+text.
+
+    Raises:
+        AnalysisError: its processor reads none, the model cannot read what it makes of an example,
+            or no blocks are found whose vectors stand for tokens.
+    """
+    if kind not in pair_kinds(processor):
+        raise AnalysisError(
+            f"{name}: its {type(processor).__name__} reads no {MEDIA[kind]}s with texts: give "
+            "another model"
+        )
+    errors = []
+    for reader in readers(processor, kind):
+        try:
+            with evaluated(model), probed(model):
+                trace = traced_with_hidden_states(model, placed(model, reader.example()))
+                return _layout(name, trace, reader), reader
+        except Exception as error:  # Models and processors fail in many ways.
+            errors.append(error)
+    # Placeholders are tried in vain where a chat template is the documented way.
+    error = errors[0]
+    raise AnalysisError(
+        f"{name} is a {model.config.model_type} model, which cannot read an {kind} pair as its "
+        f"{type(processor).__name__} prepares it ({first_line(error)}): give another model"
+    ) from error
+
+
+def placed(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | bool]:
+    """The arguments on the device of a model and in its precision, without a cache of keys."""
+    made = {}
+    for name, values in inputs.items():
+        dtype = model.dtype if values.is_floating_point() else values.dtype
+        made[name] = values.to(device_of(model), dtype)
+    accepted = signature_of(type(model)).parameters
+    takes_all = any(part.kind is part.VAR_KEYWORD for part in accepted.values())
+    if takes_all and not is_encoder_decoder(model):
+        if getattr(model.config.get_text_config(), "use_cache", False):
+            made["use_cache"] = False
+    elif "use_cache" in accepted:
+        made["use_cache"] = False
+    if is_encoder_decoder(model) and "decoder_input_ids" in accepted:
+        # One token fewer, to tell cross-attention from self-attention.
+        made["decoder_input_ids"] = made["input_ids"][:, :-1]
+    return made
+
+
+def _layout(name: str, trace: Trace, reader: PairReader) -> Layout:
+    model = trace.model
+    kind = reader.kind
+    blocks = find_blocks(trace)
+    blocks += chains_beside(blocks, trace)
+    patterns = by_pattern(blocks, trace)
+    reads_text = {*_reading_text(patterns, trace, reader)}
+    stacks = []
+    leading = 0
+    for pattern, alike in patterns.items():
+        stack = _stack(trace, kind, pattern, alike, pattern in reads_text, [*patterns])
+        if stack is None:
+            continue
+        stacks.append(stack)
+        if stack.tokens == "patches":
+            leading = max(leading, _leading(trace, alike[0]))
+    if not any(stack.tokens in ("text", "shifted") for stack in stacks):
+        raise AnalysisError(
+            f"{name} is a {model.config.model_type} model, in which no block is found whose "
+            "vectors stand for the tokens of a text"
+        )
+    vision = getattr(model.config, "vision_config", None)
+    registers = getattr(vision, "num_register_tokens", 0)
+    kept = {stack.blocks: patterns[stack.blocks] for stack in stacks}
+    return Layout(
+        tuple(stacks),
+        kind,
+        equal_lengths=True,
+        class_tokens=max(0, leading - registers),
+        uncaptured=uncaptured(trace, stacks, kept),
+        listed=False,
+    )
+
+
+def _stack(
+    trace: Trace,
+    kind: str,
+    pattern: str,
+    blocks: Sequence[nn.Module],
+    reads_text: bool,
+    patterns: Sequence[str],
+) -> Stack | None:
+    """The stack of the blocks that share a path; None if their vectors stand for no tokens."""
+    vectors = trace.returned(blocks[0])
+    if vectors.dim() not in (2, 3):
+        return None
+    ids = trace.inputs["input_ids"]
+    is_decoder = is_encoder_decoder(trace.model) and "decoder" in pattern
+    if is_decoder:
+        ids = trace.inputs.get("decoder_input_ids", ids)
+    tokens = "patches" if MEDIA[kind] == "image" else "frames"
+    if reads_text:
+        if vectors.shape[:2] != ids.shape:
+            # Such as the queries of a Q-Former, which read a text beside.
+            tokens = "queries"
+        else:
+            tokens = "shifted" if is_decoder else "text"
+    own = [attentions_of(block, trace) for block in blocks]
+    each = tuple(attentions[0] if attentions else None for attentions in own)
+    counts = Counter(attention for attention in each if attention)
+    most_common = counts.most_common(1)[0][0] if counts else None
+    stack = Stack(
+        pattern,
+        most_common,
+        _label(pattern, patterns),
+        tokens,
+        each=each if len({*each}) > 1 else (),
+    )
+    ran = {trace.names[block] for block in blocks}
+    unused = [path for path in trace.names.values() if stack.holds(path) and path not in ran]
+    return replace(stack, unused=tuple(unused))
+
+
+def _label(pattern: str, patterns: Sequence[str]) -> str:
+    """The name of a stack: the first part of its path by which it differs from the others."""
+    parts = pattern.split(".")
+    others = [other.split(".") for other in patterns if other != pattern]
+    for index, part in enumerate(parts):
+        others = [other for other in others if other[index : index + 1] == [part]]
+        if not others:
+            return part
+    return pattern
+
+
+def _reading_text(
+    patterns: Mapping[str, Sequence[nn.Module]], trace: Trace, reader: PairReader
+) -> Iterator[str]:
+    """The stacks whose vectors change with the last word of the text."""
+    first, last = reader.first_and_last()
+    inputs = dict(trace.inputs)
+    for name in {"input_ids", "decoder_input_ids", "qformer_input_ids"} & inputs.keys():
+        ids = inputs[name].clone()
+        where = (ids[0] == last).nonzero().flatten()
+        if len(where):
+            ids[0, where[-1]] = first
+        inputs[name] = ids
+    other = traced(trace.model, inputs)
+    for pattern, blocks in patterns.items():
+        if not identical(trace.returned(blocks[-1]), other.returned(blocks[-1])):
+            yield pattern
+
+
+def _leading(trace: Trace, block: nn.Module) -> int:
+    """Number of tokens before those of the patches: they do not change with the first pixel."""
+    name = next((name for name in FILES if name in trace.inputs), None)
+    if name is None:
+        return 0
+    values = trace.inputs[name].clone()
+    values.flatten()[0] += 1
+    changed = traced(trace.model, {**trace.inputs, name: values}).read(block)
+    before = trace.read(block)
+    if before.dim() == 2:
+        before, changed = before.unsqueeze(0), changed.unsqueeze(0)
+    which = (before != changed).any(-1).any(0).nonzero().flatten()
+    return int(which[0]) if len(which) else 0

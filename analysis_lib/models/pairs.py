@@ -1,0 +1,192 @@
+"""Images and sounds with texts as a model reads them: through its own processor.
+
+A processor of transformers puts the tokens of an image or a sound at a placeholder in the text.
+Which placeholder it is, or whether a chat template puts it there, is tried out on an example.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import ProcessorMixin
+from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+from transformers.utils import is_torchvision_available
+
+from analysis_lib.errors import AnalysisError, require_extra
+from analysis_lib.models.reading import first_line
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from analysis_lib.models.tokenization import Tokenizer
+
+# For each kind of item: the word for its file in chat templates, and the parts of a processor that
+# read it.
+MEDIA = {"image+text": "image", "audio+text": "audio"}
+_READERS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
+# Attributes of a processor or its tokenizer that may hold the placeholder in a text.
+_PLACEHOLDERS = {
+    "image": ("image_token", "boi_token", "image_start_token"),
+    "audio": ("audio_token", "audio_start_token", "boa_token"),
+}
+# The text of an example: a prime number of short words, so that padding to a window is noticed.
+_EXAMPLE = "some of the words of an example are a few, and here they are"
+_SIDE = 64
+
+
+def is_composite(processor: object) -> bool:
+    """Whether a processor reads images or sounds together with texts."""
+    return isinstance(processor, ProcessorMixin) and bool(pair_kinds(processor))
+
+
+def pair_kinds(processor: ProcessorMixin) -> list[str]:
+    """The kinds of pairs that a processor reads: image+text, audio+text, both or none."""
+    if getattr(processor, "tokenizer", None) is None:
+        return []
+    return [kind for kind in MEDIA if _reader(processor, MEDIA[kind]) is not None]
+
+
+def _reader(processor: ProcessorMixin, medium: str) -> object:
+    parts = (getattr(processor, name, None) for name in _READERS[medium])
+    return next((part for part in parts if part is not None), None)
+
+
+def part_of(processor: ProcessorMixin, kind: str) -> object:
+    """The part of a processor that reads texts, images or sounds alone."""
+    if kind == "text":
+        return processor.tokenizer
+    return _reader(processor, kind) or processor
+
+
+@dataclass(frozen=True, eq=False)
+class PairReader:
+    """A processor with the way in which it is given a file and its text.
+
+    Attributes:
+        processor: the processor.
+        kind: image+text or audio+text.
+        placeholder: what stands before a text; None if the chat template puts it there.
+    """
+
+    processor: ProcessorMixin
+    kind: str
+    placeholder: str | None = None
+
+    @property
+    def medium(self) -> str:
+        """Image or audio."""
+        return MEDIA[self.kind]
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        return self.processor.tokenizer
+
+    @cached_property
+    def sampling_rate(self) -> int:
+        """Samples per second of the sounds that it reads; 1 for images."""
+        return getattr(_reader(self.processor, self.medium), "sampling_rate", 1)
+
+    def prompt(self, text: str) -> str:
+        """A text with the placeholder of its image or sound, as the processor reads it."""
+        if self.placeholder is not None:
+            return self.placeholder + text
+        content = [{"type": self.medium}, {"type": "text", "text": text}]
+        return self.processor.apply_chat_template([{"role": "user", "content": content}])
+
+    def __call__(self, content: "Image | np.ndarray", text: str) -> dict[str, Tensor]:
+        """The arguments of a model for an image, or for samples at the rate it reads, and a text.
+
+        Raises:
+            AnalysisError: the processor or its chat template fails.
+        """
+        try:
+            prompt = self.prompt(text)
+            options = {"return_tensors": "pt"}
+            start = getattr(self.tokenizer, "bos_token", None)
+            if start and self.placeholder is None and prompt.startswith(start):
+                # The template has put it there already.
+                options["add_special_tokens"] = False
+            if self.medium == "image":
+                made = self.processor(images=content, text=prompt, **options)
+            else:
+                rate = self.sampling_rate
+                made = self.processor(audio=content, text=prompt, sampling_rate=rate, **options)
+            return {name: _tensor(values) for name, values in made.items()}
+        except Exception as error:  # Processors and templates fail in many ways.
+            raise AnalysisError(
+                f"its {type(self.processor).__name__} cannot read it ({first_line(error)})"
+            ) from error
+
+    def example(self) -> dict[str, Tensor]:
+        """The arguments of a model for an example."""
+        if self.medium == "audio":
+            return self(np.sin(np.arange(self.sampling_rate) / 20).astype(np.float32), _EXAMPLE)
+        require_extra("packages", "PIL")
+        # Imported late: models of text need no images.
+        from PIL import Image
+
+        mandelbrot = Image.effect_mandelbrot((_SIDE, _SIDE), (-2, -1, 1, 1), 50)
+        return self(mandelbrot.convert("RGB"), _EXAMPLE)
+
+    def first_and_last(self) -> tuple[int, int]:
+        """The ids of the first and of the last token of the text of an example."""
+        ids = self.tokenizer(_EXAMPLE, add_special_tokens=False)["input_ids"]
+        return ids[0], ids[-1]
+
+
+def _tensor(values: object) -> Tensor:
+    """A tensor of what a processor returns, which may be an array or a list."""
+    if isinstance(values, list) and values and isinstance(values[0], Tensor):
+        return torch.stack(values)
+    return torch.as_tensor(values)
+
+
+def readers(processor: ProcessorMixin, kind: str) -> Iterator[PairReader]:
+    """The ways of giving a processor a file and its text, the documented one first.
+
+    A chat template comes first; then the placeholders that the processor and its tokenizer name;
+    then the text alone, before which some processors put the placeholder themselves.
+    """
+    if _template(processor):
+        yield PairReader(processor, kind)
+    placeholders = []
+    for name in _PLACEHOLDERS[MEDIA[kind]]:
+        for owner in (processor, processor.tokenizer):
+            token = getattr(owner, name, None)
+            if token is not None:
+                placeholders.append(str(token))
+    for placeholder in dict.fromkeys([*placeholders, ""]):
+        yield PairReader(processor, kind, placeholder)
+
+
+def _template(processor: ProcessorMixin) -> object:
+    own = getattr(processor, "chat_template", None)
+    return own or getattr(processor.tokenizer, "chat_template", None)
+
+
+@contextmanager
+def without_videos() -> Iterator[None]:
+    """A context in which a processor is made without its part for videos, if torchvision is absent.
+
+    That part alone needs it, and transformers would make none of the others.
+    """
+    if is_torchvision_available():
+        yield
+        return
+    check = ProcessorMixin.check_argument_for_proper_class
+
+    def checked(self: ProcessorMixin, name: str, argument: object) -> object:
+        return None if argument is None else check(self, name, argument)
+
+    class_method = classmethod(lambda *_args, **_options: None)
+    with (
+        mock.patch.object(ProcessorMixin, "check_argument_for_proper_class", checked),
+        mock.patch.object(AutoVideoProcessor, "from_pretrained", class_method),
+    ):
+        yield
