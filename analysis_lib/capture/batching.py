@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import scipy
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.capture.inputs import Batch, Reading, Settings, refuse_untaken
+from analysis_lib.capture.pair_batching import pair_batches
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.corpora import Sound
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.models.pairs import MEDIA
 from analysis_lib.models.parts import PADDED_TEXTS
 from analysis_lib.models.sounds import steps_of, window_of
 from analysis_lib.models.tokenization import Encoded, encoded, padded
@@ -49,6 +50,8 @@ def batches(
     Raises:
         AnalysisError: an item cannot be read, or is too short for the model.
     """
+    if loaded.kind in MEDIA:
+        return pair_batches(loaded, items, groups, settings, reading)
     make = {"text": _text_batches, "image": _image_batches, "audio": _sound_batches}[loaded.kind]
     return make(loaded, items, groups, settings, reading)
 
@@ -73,7 +76,7 @@ def unreadable(loaded: LoadedModel, items: Sequence) -> list[str]:
 
 def longest(loaded: LoadedModel) -> str:
     """Longest text or sound that the model reads at once: ``512 tokens`` or ``30 seconds``."""
-    if loaded.kind == "text":
+    if loaded.kind == "text" or loaded.kind in MEDIA:
         return f"{loaded.max_length} tokens"
     return f"{_longest_sound(loaded):g} seconds"
 
@@ -342,12 +345,7 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
     recorded = sound.load()
     _refuse_length(loaded, sound, recorded)
     rate = loaded.processor.sampling_rate
-    samples = recorded.samples
-    if recorded.rate != rate:
-        common = math.gcd(recorded.rate, rate)
-        samples = scipy.signal.resample_poly(
-            samples, rate // common, recorded.rate // common
-        ).astype("float32")
+    samples = recorded.at_rate(rate)
     reading.without_text += loaded.layout.reads_texts_too and not recorded.text.strip()
     shortest = _shortest(loaded)
     longest = int(rate * _longest_sound(loaded))

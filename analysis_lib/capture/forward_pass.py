@@ -38,6 +38,7 @@ from analysis_lib.models import LoadedModel
 from analysis_lib.models.calls import call_with_first, first_of_call, first_vectors, with_first
 from analysis_lib.models.devices import without_gradients
 from analysis_lib.models.factors import AttentionSeen
+from analysis_lib.models.pairs import MEDIA
 from analysis_lib.models.parts import Attention, Stack
 
 
@@ -172,7 +173,7 @@ class _Blocks:
         self.hooked = HookedAttention(self.layer, self.projections)
         self.seen = AttentionSeen(len(layer.batch.groups))
         self._count = 0
-        self._tokens: dict[tuple[str, int], Tokens] = {}
+        self._tokens: dict[tuple[str, int, int], Tokens] = {}
         # Paths of the blocks that have attention.
         self._attending: set[str] = set()
         # First blocks whose output another module changes before the second block.
@@ -268,6 +269,9 @@ class _Blocks:
         """
         if self.loaded.layout.maps:
             return given
+        if given.dim() == 2:
+            # The tokens of one image, without an axis of images.
+            return given.unsqueeze(0)
         hidden = given.transpose(0, 1) if stack.tokens_first else given.flatten(1, -2)
         return (
             hidden[:, : self._stack_tokens(stack, hidden, ()).mask.shape[1]]
@@ -305,15 +309,19 @@ class _Blocks:
         if self.loaded.layout.maps:
             return self.layer.unpadded(token_count(hidden), ["cls"] * class_tokens(hidden, args))
         count = len(self.layer.batch.groups)
-        if len(hidden) != count:
+        sequences = 1
+        if self.loaded.kind in MEDIA:
+            # An image may be cut into crops.
+            sequences = len(hidden) // count
+        if len(hidden) != sequences * count:
             raise AnalysisError(
                 f"{self.loaded.name} makes {len(hidden)} sequences of {count} {self.loaded.kind}s: "
                 "give tokens_per_batch=1, so that it reads each alone"
             )
-        key = (stack.name, hidden.shape[1])
+        key = (stack.name, sequences, hidden.shape[1])
         if key not in self._tokens:
             self._tokens[key] = stack_tokens(
-                self.loaded, self.layer.batch, stack.tokens, hidden.shape[1], args
+                self.loaded, self.layer.batch, stack.tokens, hidden.shape[1], args, sequences
             )
         return self._tokens[key]
 

@@ -195,12 +195,16 @@ class Batch:
         parts = (value for _, value in sorted(self.inputs.items()) if isinstance(value, Tensor))
         return functools.reduce(lambda sum, p: zlib.crc32(_bytes(p), sum), parts, 0)
 
-    def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
+    def unpadded(self, count: int, leading: Sequence[str] = (), sequences: int = 1) -> Tokens:
         """Tokens of utterances that all have ``count`` tokens.
 
         See :func:`~analysis_lib.capture.tokens.unpadded`.
+
+        Args:
+            sequences: the number of sequences of each utterance.
         """
-        return unpadded(self.groups, count, leading, self.special_tokens).on(self.device)
+        groups = tuple(group for group in self.groups for _ in range(sequences))
+        return unpadded(groups, count, leading, self.special_tokens).on(self.device)
 
     def beginning(self, tokens: int) -> "Batch":
         """The first tokens of each text; the same batch if its inputs cannot be cut by themselves.
@@ -222,6 +226,8 @@ class Batch:
 
     def head(self, utterances: int) -> "Batch":
         """The first ``utterances`` utterances of the batch."""
+        if utterances >= len(self.groups):
+            return self
         inputs = {n: v[:utterances] if isinstance(v, Tensor) else v for n, v in self.inputs.items()}
         tokens, shifted = (part and part.head(utterances) for part in (self.tokens, self.shifted))
         lengths = None if self.lengths is None else self.lengths[:utterances]

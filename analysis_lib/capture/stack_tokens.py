@@ -12,22 +12,29 @@ from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.models.pairs import MEDIA
 
 
-def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args: tuple) -> Tokens:
+def stack_tokens(
+    loaded: LoadedModel, batch: Batch, rule: str, count: int, args: tuple, sequences: int = 1
+) -> Tokens:
     """The tokens of a stack.
 
     Args:
         rule: ``parts.Stack.tokens``.
         count: the number of tokens.
         args: the positional arguments of the stack's block.
+        sequences: the number of sequences of each item, such as the crops of an image.
 
     Raises:
         AnalysisError: an image or sound was padded, and the tokens of the padding are not known.
     """
     if rule in ("text", "shifted"):
         return batch.tokens if rule == "text" else batch.shifted
-    registers = getattr(loaded.model.config, "num_register_tokens", 0)
+    config = loaded.model.config
+    if loaded.kind in MEDIA:
+        config = getattr(config, "vision_config", config)
+    registers = getattr(config, "num_register_tokens", 0)
     # CANINE's deep encoder reads [CLS], then "molecules": one vector for about every four
     # characters.
     leading = {
@@ -37,14 +44,14 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
     if batch.steps is not None:
         # The leading tokens of AST.
         leading["frames"] = ["cls"] * batch.steps.leading
-    tokens = batch.unpadded(count, leading.get(rule, ()))
+    tokens = batch.unpadded(count, leading.get(rule, ()), sequences)
     if rule == "patches" and (trailing := getattr(loaded.model.config, "num_detection_tokens", 0)):
         # The tokens with which YOLOS detects objects.
         tokens.types[:, -trailing:] = TOKEN_TYPES.index("detection")
     if rule == "blocks" and args[1] is not None:
         # The number of blocks of MANTa's encoder depends on the text: the attention mask holds it.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)
-    for name, mask in batch.inputs.items():
+    for name, mask in batch.inputs.items() if loaded.kind not in MEDIA else ():
         if rule in ("patches", "frames") and "mask" in name and not mask.all():
             if mask.shape != tokens.mask.shape:
                 reader = type(loaded.processor).__name__

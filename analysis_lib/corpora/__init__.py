@@ -8,5 +8,5 @@ A new corpus is one entry: in ``BUNDLED`` (``bundled.py``) for a pinned package,
 from analysis_lib.corpora.corpus import PLURAL, Corpus, Pair
 from analysis_lib.corpora.folders import title
 from analysis_lib.corpora.loading import data_identity, known_corpora, load_corpus
-from analysis_lib.corpora.media import ArrayImage, Sound
+from analysis_lib.corpora.media import ArrayImage, Captioned, Sound
 from analysis_lib.corpora.splits import SPLITS, check_draw, held_out

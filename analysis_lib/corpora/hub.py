@@ -16,7 +16,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.progress import is_log
 
 # Files of a model; pickled weights are downloaded only for pinned models that have no others.
-MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
+MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 # Files from which only tensors are read.
 PICKLES = ("pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json")
 

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -57,6 +58,17 @@ class Sound:
     def load(self) -> "Sound":
         """The recording itself."""
         return self
+
+    def at_rate(self, rate: int) -> np.ndarray:
+        """The samples at another rate, float32, of shape (samples,)."""
+        if rate == self.rate:
+            return self.samples
+        # Imported here: it takes a while, and texts do not need it.
+        import scipy
+
+        common = math.gcd(self.rate, rate)
+        resampled = scipy.signal.resample_poly(self.samples, rate // common, self.rate // common)
+        return resampled.astype("float32")
 
     def digest(self) -> bytes:
         """SHA-256 of the rate, the samples and the text."""

@@ -149,6 +149,7 @@ def measure(
             f"{model.name} is loaded with its tokenizer: give another one to load_model"
         )
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
+    model = model.reading(corpus.kind)
     refuse_kind(model.name, model.layout, corpus)
     _refuse_without_effect(model, settings)
     source = as_source(model)
@@ -170,6 +171,7 @@ def measure_sensible(
     """:func:`measure` for the metrics that a model supports; ``run["left_out"]`` has the others."""
     started = time.monotonic()
     settings = Settings()
+    model = model.reading(corpus.kind)
     source = as_source(model)
     refuse_kind(model.name, model.layout, corpus)
     metrics = resolve(metrics)

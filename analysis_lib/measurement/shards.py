@@ -54,6 +54,7 @@ class Shard:
     metrics: tuple[Metric, ...]  # without sums
     settings: Settings
     spec: ModelSpec | None  # None for a model that exists only in this process
+    kind: str  # of the items
     threads: int
     changes: Changes | None = None
 
@@ -71,7 +72,7 @@ def make_shards(
         changes = changes_of(source.model, corpus, settings, progress)
     # Fresh copies, since workers must not receive sums that these metrics acquire meanwhile.
     empty = tuple(metric.fresh() for metric in metrics)
-    common = (empty, settings, source.model.spec, torch.get_num_threads(), changes)
+    common = (empty, settings, source.model.spec, corpus.kind, torch.get_num_threads(), changes)
     groups = corpus.groups(GROUPS)
     shards = []
     for index, start in enumerate(range(0, len(corpus), UTTERANCES_PER_SHARD)):
@@ -84,7 +85,7 @@ def measure_shard(shard: Shard, source: Source | None = None) -> Result:
     """The sums and the report of one shard: a pure function of the shard."""
     if source is None:
         with _LOADING:
-            source = _loaded(processes.on_own_device(shard.spec))
+            source = _loaded(processes.on_own_device(shard.spec), shard.kind)
     [result] = measure_shards([shard], source)
     return result
 
@@ -255,10 +256,10 @@ _LOADING = threading.Lock()
 
 
 @lru_cache(maxsize=1)
-def _loaded(spec: ModelSpec) -> Source:
+def _loaded(spec: ModelSpec, kind: str) -> Source:
     if isinstance(spec, FolderSpec):
         return GivenVectors(spec.name)
     if isinstance(spec, PairSpec):
         first, other = (load_model(**vars(each)) for each in spec.specs)
         return PairSource(ModelPair(first, other, spec.level))
-    return ModelSource(load_model(**vars(spec)))
+    return ModelSource(load_model(**vars(spec)).reading(kind))

@@ -28,6 +28,8 @@ CHECKPOINT = "checkpoint-"
 # or sounds.
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 PREPARATION = "preprocessor_config.json"
+# The file of a processor that reads images or sounds with texts.
+COMPOSITE = "processor_config.json"
 PROCESSOR_FILES = (*VOCABULARIES, "*token*", "*processor*.json")
 # Tokenizers that read bytes or code points.
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenizer")
@@ -167,7 +169,7 @@ def adapter_base(folder: Path) -> str | None:
 
 def has_processor(folder: Path, kind: str | None = None) -> bool:
     """Whether a folder has a tokenizer (of kind ``text``), another processor, or (None) either."""
-    if kind != "text" and (folder / PREPARATION).is_file():
+    if kind != "text" and any((folder / name).is_file() for name in (PREPARATION, COMPOSITE)):
         return True
     if kind not in (None, "text"):
         return False

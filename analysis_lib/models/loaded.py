@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,13 +13,16 @@ import torch
 import transformers
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
+from transformers import ProcessorMixin
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.devices import device_of, embedded_words, weights, without_gradients
 from analysis_lib.models.layouts import find_layout, is_of, model_part
 from analysis_lib.models.outer import Answer, answer, is_plain_head
+from analysis_lib.models.pair_layouts import find_pair_layout
+from analysis_lib.models.pairs import MEDIA, is_composite, pair_kinds, part_of
 from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
-from analysis_lib.models.probe import evaluated, example
+from analysis_lib.models.probe import evaluated, example, kind_of
 from analysis_lib.models.tokenization import Tokenizer, WordTokenizer
 
 # Types of tokens, in table order: those of Maruta and Matsuzaki (2024, sec. 2.2); registers and
@@ -75,6 +78,7 @@ class LoadedModel:
         layout: the places of its parts.
         headed: the language model that ``model`` is the body of, once it has been used.
         transcriber: the tokenizer of a decoder that reads the text of a sound.
+        composite: its processor of images or sounds with texts, or what reads it; None without.
         unsupported: by input of metrics, the reason why it cannot be captured; known once the model
             has been checked.
     """
@@ -87,6 +91,7 @@ class LoadedModel:
     files: dict[str, str] = field(default_factory=dict)
     part: str = ""
     outer: nn.Module | None = None
+    composite: ProcessorMixin | Callable[[], ProcessorMixin | None] | None = None
     layout: Layout = field(init=False)
     unsupported: dict[str, str] = field(default_factory=dict, init=False)
     headed: transformers.PreTrainedModel | None = field(default=None, init=False)
@@ -94,9 +99,25 @@ class LoadedModel:
     # One pass at a time: threads of a worker share modules and their hooks, which would also act in
     # a plain pass.
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    # The whole model, of which the layout for texts may be that of a part.
+    _body: transformers.PreTrainedModel | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._choose_layout()
+        self._body = self.model
+        if is_composite(self.processor) and not self.part:
+            self.composite = self.processor
+        try:
+            self._choose_layout()
+        except AnalysisError:
+            kinds = [] if self._composite is None else pair_kinds(self._composite)
+            if self.part or not kinds:
+                raise
+            # It reads nothing without an image or a sound.
+            self._read_pairs(kinds[0])
+        self._check()
+
+    def _check(self) -> None:
+        """Check that the layout, the weights and the processor can be used."""
         if self.outer is None:
             self.outer = self.model
         for stack, blocks in self.stacks.items():
@@ -136,6 +157,9 @@ class LoadedModel:
                     "reads"
                 )
             self.transcriber = self.processor.tokenizer
+        if isinstance(self.processor, ProcessorMixin):
+            kind = listed.kind if listed else kind_of(self.model)
+            self.processor = part_of(self.processor, kind)
         self.processor = getattr(self.processor, "feature_extractor", self.processor)
         if listed and not is_of(listed, self.model):
             # A part alone, such as the encoder of a Whisper.
@@ -150,6 +174,50 @@ class LoadedModel:
         paths = dict(self.model.named_modules())
         stacks = tuple(stack for stack in layout.stacks if stack.blocks.partition(".*")[0] in paths)
         self.layout = replace(layout, stacks=stacks or layout.stacks)
+
+    @property
+    def _composite(self) -> ProcessorMixin | None:
+        """The processor of images or sounds with texts."""
+        if callable(self.composite) and not isinstance(self.composite, ProcessorMixin):
+            self.composite = self.composite()
+        return self.composite
+
+    def _read_pairs(self, kind: str) -> None:
+        """Set layout and processor for images or sounds with texts."""
+        self.model = self._body
+        self.layout, self.processor = find_pair_layout(self.name, self.model, self._composite, kind)
+
+    def reading(self, kind: str) -> "LoadedModel":
+        """The same model as it reads items of a kind, such as images with texts.
+
+        It is itself if it reads them already, or reads nothing but one kind.
+
+        Args:
+            kind: the kind of a corpus.
+
+        Raises:
+            AnalysisError: it cannot read what its processor makes of them.
+        """
+        if kind == self.kind or kind not in MEDIA or self.part or self._composite is None:
+            return self
+        if kind not in self._readings:
+            other = copy.copy(self)
+            for known in ("stacks", "paths", "_readings", "_checked", "_typed_ids"):
+                vars(other).pop(known, None)
+            other.unsupported = {}
+            other.transcriber = None
+            other.headed = None
+            if other.outer is self.model:
+                other.outer = other._body
+            other._read_pairs(kind)
+            other._check()
+            self._readings[kind] = other
+        return self._readings[kind]
+
+    @cached_property
+    def _readings(self) -> dict[str, "LoadedModel"]:
+        """The same model by other kinds of items that it reads."""
+        return {}
 
     def _wake(self) -> None:
         """Run the hooks around the body that act in the first pass, such as unpacking weights."""
@@ -182,7 +250,7 @@ class LoadedModel:
             }
         with self.lock:
             other = copy.copy(self)
-            for known in ("stacks", "paths"):
+            for known in ("stacks", "paths", "_readings"):
                 vars(other).pop(known, None)
             other.model, other.outer, other.headed = copy.deepcopy(
                 (self.model, self.outer, self.headed), kept
@@ -201,7 +269,7 @@ class LoadedModel:
 
     @property
     def kind(self) -> str:
-        """Kind of input: ``text``, ``image`` or ``audio``."""
+        """Kind of input: ``text``, ``image``, ``audio``, ``image+text`` or ``audio+text``."""
         return self.layout.kind
 
     @cached_property
@@ -241,6 +309,8 @@ class LoadedModel:
         """
         if self.transcriber is not None:
             return self.transcriber
+        if self.kind in MEDIA:
+            return self.processor.tokenizer
         if self.kind != "text":
             raise AnalysisError(
                 f"{self.name} reads {self.kind}s and has no tokenizer: use its processor"
@@ -380,6 +450,8 @@ def _layer_of(loaded: LoadedModel, module: nn.Module) -> str:
 def _refuse_strange_tokens(loaded: LoadedModel) -> None:
     """Raise an AnalysisError if the ids of the tokenizer do not fit the model's embeddings."""
     tokenizer = loaded.transcriber or loaded.processor
+    if loaded.kind in MEDIA:
+        tokenizer = loaded.tokenizer
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         return
     words = embedded_words(loaded.model)

@@ -3,8 +3,9 @@
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,6 +37,7 @@ from analysis_lib.models.configurations import (
 from analysis_lib.models.folders import (
     ADAPTER,
     CHECKPOINT,
+    COMPOSITE,
     PREPARATION,
     adapter_base,
     file_hashes,
@@ -48,6 +50,7 @@ from analysis_lib.models.layouts import model_part
 from analysis_lib.models.live import live_model, predicts_tokens
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
 from analysis_lib.models.names import ModelName, known_model
+from analysis_lib.models.pairs import is_composite, without_videos
 from analysis_lib.models.parts import listed_layout, refuse_too_large
 from analysis_lib.models.probe import kind_of
 from analysis_lib.models.reading import ALONE, LOCALLY, reading, refuse_damaged
@@ -172,12 +175,28 @@ def _loaded(name: ModelName, spec: ModelSpec) -> LoadedModel:
         hashes,
         name.part,
         outer=outer,
+        composite=_composite(name, files, config, spec.processor),
     )
     if adapted is not None and stored.has_head and predicts_tokens(stored.whole):
         loaded.headed = adapted
     _note_own_code(loaded, files.home, name.base)
     _note_sentence_transformers(loaded, files.home, name)
     return loaded
+
+
+def _composite(
+    name: ModelName,
+    files: "_Files",
+    config: transformers.PreTrainedConfig,
+    processor: str | None,
+) -> Callable[[], transformers.ProcessorMixin | None] | None:
+    """What reads the processor of images or sounds with texts; None for a part of a model."""
+    if name.part:
+        return None
+    folders = files.of_processor
+    if processor is not None:
+        folders = [located(processor, None)[0]]
+    return partial(read_composite, str(name), folders, config)
 
 
 def _note_own_code(loaded: LoadedModel, folder: Path, base: str) -> None:
@@ -468,6 +487,24 @@ def read_processor(
         if kind == "text" and config is not None and not _states_type(folder):
             options["config"] = config
         return PROCESSORS[kind].from_pretrained(folder, **options, **LOCALLY)
+
+
+def read_composite(
+    name: str, folders: Sequence[Path], config: transformers.PreTrainedConfig
+) -> transformers.ProcessorMixin | None:
+    """The processor of images or sounds with texts of the first folder that has one, if any does.
+
+    Raises:
+        AnalysisError: it cannot be read.
+    """
+    for folder in folders:
+        is_described = any((folder / file).is_file() for file in (COMPOSITE, PREPARATION))
+        if is_described and has_processor(folder, "text"):
+            options = {} if _states_type(folder) else {"config": config}
+            with reading(f"{name}: its processor cannot be loaded", folder), without_videos():
+                made = transformers.AutoProcessor.from_pretrained(folder, **options, **LOCALLY)
+            return made if is_composite(made) else None
+    return None
 
 
 def _states_type(folder: Path) -> bool:

@@ -9,15 +9,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel, ProcessorMixin
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.blocks import chains_beside, find_blocks
-from analysis_lib.models.calls import signature_of
-from analysis_lib.models.devices import device_of
 from analysis_lib.models.layouts import attentions_of, by_pattern, uncaptured
-from analysis_lib.models.pairs import MEDIA, PairReader, pair_kinds, readers
+from analysis_lib.models.pairs import MEDIA, PairReader, pair_kinds, placed, readers
 from analysis_lib.models.parts import Layout, Stack
 from analysis_lib.models.probe import (
     Trace,
@@ -59,7 +57,8 @@ def find_pair_layout(
         try:
             with evaluated(model), probed(model):
                 trace = traced_with_hidden_states(model, placed(model, reader.example()))
-                return _layout(name, trace, reader), reader
+                layout = _layout(name, trace, reader)
+                return layout, replace(reader, medium_ids=_medium_ids(trace, layout))
         except Exception as error:  # Models and processors fail in many ways.
             errors.append(error)
     # Placeholders are tried in vain where a chat template is the documented way.
@@ -68,25 +67,6 @@ def find_pair_layout(
         f"{name} is a {model.config.model_type} model, which cannot read an {kind} pair as its "
         f"{type(processor).__name__} prepares it ({first_line(error)}): give another model"
     ) from error
-
-
-def placed(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | bool]:
-    """The arguments on the device of a model and in its precision, without a cache of keys."""
-    made = {}
-    for name, values in inputs.items():
-        dtype = model.dtype if values.is_floating_point() else values.dtype
-        made[name] = values.to(device_of(model), dtype)
-    accepted = signature_of(type(model)).parameters
-    takes_all = any(part.kind is part.VAR_KEYWORD for part in accepted.values())
-    if takes_all and not is_encoder_decoder(model):
-        if getattr(model.config.get_text_config(), "use_cache", False):
-            made["use_cache"] = False
-    elif "use_cache" in accepted:
-        made["use_cache"] = False
-    if is_encoder_decoder(model) and "decoder_input_ids" in accepted:
-        # One token fewer, to tell cross-attention from self-attention.
-        made["decoder_input_ids"] = made["input_ids"][:, :-1]
-    return made
 
 
 def _layout(name: str, trace: Trace, reader: PairReader) -> Layout:
@@ -189,6 +169,24 @@ def _reading_text(
     for pattern, blocks in patterns.items():
         if not identical(trace.returned(blocks[-1]), other.returned(blocks[-1])):
             yield pattern
+
+
+def _medium_ids(trace: Trace, layout: Layout) -> tuple[int, ...]:
+    """The ids of the tokens whose first vectors change with the image or sound."""
+    ids = trace.inputs["input_ids"]
+    inputs = dict(trace.inputs)
+    for name in FILES:
+        if name in inputs:
+            inputs[name] = inputs[name].flip(-1) + 1
+    other = traced(trace.model, inputs)
+    for stack in layout.stacks:
+        if stack.tokens == "text":
+            block = next(block for block, path in trace.names.items() if stack.holds(path))
+            before, after = trace.read(block), other.read(block)
+            if before.shape == after.shape:
+                changed = (before != after).any(-1)
+                return tuple(ids[changed].unique().tolist())
+    return ()
 
 
 def _leading(trace: Trace, block: nn.Module) -> int:

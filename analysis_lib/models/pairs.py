@@ -4,7 +4,7 @@ A processor of transformers puts the tokens of an image or a sound at a placehol
 Which placeholder it is, or whether a chat template puts it there, is tried out on an example.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +14,14 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import ProcessorMixin
+from transformers import PreTrainedModel, ProcessorMixin
 from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 from transformers.utils import is_torchvision_available
 
 from analysis_lib.errors import AnalysisError, require_extra
+from analysis_lib.models.calls import signature_of
+from analysis_lib.models.devices import device_of
+from analysis_lib.models.probe import is_encoder_decoder
 from analysis_lib.models.reading import first_line
 
 if TYPE_CHECKING:
@@ -38,6 +41,10 @@ _PLACEHOLDERS = {
 # The text of an example: a prime number of short words, so that padding to a window is noticed.
 _EXAMPLE = "some of the words of an example are a few, and here they are"
 _SIDE = 64
+# Types of the tokens of an image or a sound with its text, in table order: ``image_special`` are
+# the tokens that begin, divide or end an image or a sound.
+PAIR_TYPES = ("cls", "sep", "register", "detection", "image_special", "first", "image", "sound")
+PAIR_TYPES += ("punct", "other")
 
 
 def is_composite(processor: object) -> bool:
@@ -72,11 +79,13 @@ class PairReader:
         processor: the processor.
         kind: image+text or audio+text.
         placeholder: what stands before a text; None if the chat template puts it there.
+        medium_ids: the ids of the tokens that the features of a file replace.
     """
 
     processor: ProcessorMixin
     kind: str
     placeholder: str | None = None
+    medium_ids: tuple[int, ...] = ()
 
     @property
     def medium(self) -> str:
@@ -168,6 +177,25 @@ def readers(processor: ProcessorMixin, kind: str) -> Iterator[PairReader]:
 def _template(processor: ProcessorMixin) -> object:
     own = getattr(processor, "chat_template", None)
     return own or getattr(processor.tokenizer, "chat_template", None)
+
+
+def placed(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | bool]:
+    """The arguments on the device of a model and in its precision, without a cache of keys."""
+    made = {}
+    for name, values in inputs.items():
+        dtype = model.dtype if values.is_floating_point() else values.dtype
+        made[name] = values.to(device_of(model), dtype)
+    accepted = signature_of(type(model)).parameters
+    takes_all = any(part.kind is part.VAR_KEYWORD for part in accepted.values())
+    if takes_all and not is_encoder_decoder(model):
+        if getattr(model.config.get_text_config(), "use_cache", False):
+            made["use_cache"] = False
+    elif "use_cache" in accepted:
+        made["use_cache"] = False
+    if is_encoder_decoder(model) and "decoder_input_ids" in accepted:
+        # One token fewer, to tell cross-attention from self-attention.
+        made["decoder_input_ids"] = made["input_ids"][:, :-1]
+    return made
 
 
 @contextmanager
