@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import tiny
 import tokenizers
@@ -23,6 +24,7 @@ from transformers.models.auto.processing_auto import (
     PROCESSOR_MAPPING_NAMES,
     processor_class_from_name,
 )
+from transformers.video_processing_utils import BaseVideoProcessor
 
 from analysis_book.atlas.sizes import CHANGES, _shrunk
 from analysis_lib.models.pairs import without_videos
@@ -241,3 +243,15 @@ def build(model_type: str, seed: int = 0) -> tuple[transformers.PreTrainedModel,
 SETTINGS |= {
     "llava": ({}, {}, {"num_additional_image_tokens": 1}),
 }
+
+
+def save(folder: Path, model_type: str, seed: int = 0) -> Path:
+    """:func:`build`, saved to ``folder``."""
+    model, made = build(model_type, seed)
+    model.save_pretrained(folder)
+    for name in made.get_attributes():
+        if getattr(made, name) is None:
+            # Its part for videos cannot be made without torchvision.
+            setattr(made, name, object.__new__(BaseVideoProcessor))
+    made.save_pretrained(folder)
+    return folder

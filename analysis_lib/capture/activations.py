@@ -130,6 +130,9 @@ class CurrentLayer:
             tokens: the tokens of the vectors, if not those of the layer.
         """
         tokens = tokens or self.activations.tokens
+        if values.dim() == 2:
+            # The tokens of one image, without an axis of images.
+            return self.changed(where, values.unsqueeze(0), tokens).squeeze(0)
         return self.changes.apply(
             where,
             self.activations.layer,

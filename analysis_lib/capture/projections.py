@@ -141,7 +141,9 @@ class ProjectionHooks:
         if "key" in self.call.projected:
             return None
         changed = self._side("key_side", module, args) if spec.hooked and not spec.fused else None
-        self.call.key_input = (changed or args)[0]
+        read = (changed or args)[0]
+        # The tokens of one image may come without an axis of images.
+        self.call.key_input = read.unsqueeze(0) if read.dim() == 2 else read
         return changed
 
     def _side(self, side: str, _module: nn.Module, args: tuple) -> tuple | None:
