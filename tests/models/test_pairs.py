@@ -1,0 +1,233 @@
+"""Models of images or sounds with texts against what transformers documents of them.
+
+Each pair is given to the model's own processor and then to the model, in float64 and with eager
+attention; hidden states are those of the blocks and of ``output_hidden_states``, attention is that
+of ``eager_attention_forward``.
+"""
+
+import functools
+from dataclasses import dataclass, field
+
+import composite
+import naive
+import numpy as np
+import pytest
+import tiny
+import torch
+from reference import DoublePrecision
+from torch import Tensor, nn
+
+from analysis_lib import load_corpus, load_model, measure
+from analysis_lib.models import LoadedModel
+from analysis_lib.models.pairs import pair_kinds
+
+TYPES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+TEXTS = ("a cat, and a dog.", "One tree", "The owl sees, and waits.")
+TOLERANCE = 1e-8
+
+
+@dataclass
+class Seen:
+    """What a model makes of a pair.
+
+    Attributes:
+        hidden: by stack, what its first block reads and what each block gives, each sequence x
+            token x dim.
+        attended: by the path of a module, its attentions, one for each sequence.
+    """
+
+    hidden: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    attended: dict[str, list[naive.Attended]] = field(default_factory=dict)
+
+
+def rows(kind: str) -> list[dict[str, object]]:
+    if kind == "image+text":
+        return [
+            {"image": image, "text": text}
+            for image, text in zip(tiny._images(), TEXTS, strict=False)
+        ]
+    return [
+        {"audio": (sound, 16000), "text": text}
+        for sound, text in zip(tiny._sounds(), TEXTS, strict=False)
+    ]
+
+
+@functools.cache
+def loaded(model_type: str) -> LoadedModel:
+    model, processor = composite.build(model_type)
+    kind, *_ = pair_kinds(processor)
+    return load_model(naive.in_double(model), processor=processor).reading(kind)
+
+
+@functools.cache
+def tables(model_type: str) -> dict:
+    model = loaded(model_type)
+    return measure(model, load_corpus(rows(model.kind)), progress=False)
+
+
+def prepared(model: LoadedModel) -> list[dict[str, Tensor]]:
+    """What a processor makes of each pair, called as transformers documents it."""
+    processor = model.processor.processor
+    given = []
+    for row in rows(model.kind):
+        medium = model.processor.medium
+        content = [{"type": medium}, {"type": "text", "text": row["text"]}]
+        if model.processor.placeholder is None:
+            text = processor.apply_chat_template([{"role": "user", "content": content}])
+        else:
+            text = model.processor.placeholder + row["text"]
+        if medium == "image":
+            made = processor(images=row["image"].convert("RGB"), text=text, return_tensors="pt")
+        else:
+            samples, _ = row["audio"]
+            made = processor(audio=samples, text=text, return_tensors="pt")
+        given.append(
+            {
+                name: values.double() if values.is_floating_point() else values
+                for name, values in made.items()
+            }
+        )
+    return given
+
+
+def read(model: LoadedModel, given: dict[str, Tensor]) -> Seen:
+    """Run a model on a pair."""
+    seen = Seen()
+    hooks = []
+    projections = {}
+    for stack, blocks in model.stacks.items():
+        states = seen.hidden[stack.name] = []
+        for index, block in enumerate(blocks):
+            hooks.append(
+                block.register_forward_hook(functools.partial(_note, states), with_kwargs=True)
+            )
+            if (spec := stack.attention_of(index)) and spec.key:
+                norms = [norm for norm in (spec.key_norm, *(spec.latent or ())[:1]) if norm]
+                path = model.paths[block.get_submodule(spec.module)]
+                projections[path] = spec.key, norms
+    whole = model.model
+    with DoublePrecision(), naive._recorded(whole, projections) as calls:
+        output = whole(**given, output_hidden_states=True)
+    for hook in hooks:
+        hook.remove()
+    states = output.get("hidden_states")
+    for stack in model.layout.stacks:
+        if stack.tokens == "text" and states is not None:
+            ours = seen.hidden[stack.name]
+            for documented, own in zip(states[:-1], ours, strict=False):
+                assert np.array_equal(documented.detach().numpy(), own)
+    for path, *call in calls:
+        seen.attended.setdefault(path, []).extend(_attended(*call))
+    return seen
+
+
+def _note(states: list, _block: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+    first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+    gave = output if isinstance(output, Tensor) else output[0]
+    if not states:
+        states.append(_sequences(first))
+    states.append(_sequences(gave))
+
+
+def _sequences(vectors: Tensor) -> np.ndarray:
+    vectors = vectors.detach()
+    return (vectors.unsqueeze(0) if vectors.dim() == 2 else vectors).numpy()
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, weights: Tensor, seen: Tensor, leaf: Tensor | None
+) -> list[naive.Attended]:
+    """The attention of each sequence of a call."""
+    found = []
+    shared = query.shape[1] // key.shape[1]
+    seen = seen.expand(len(query), *seen.shape[1:])
+    by_head = key.repeat_interleave(shared, 1)
+    scores = (query.detach() @ by_head.transpose(2, 3)) * seen
+    for index in range(len(query)):
+        contributions = None
+        if leaf is not None:
+            of_heads = []
+            for head in range(query.shape[1]):
+                [grad] = torch.autograd.grad(scores[index, head].sum(), leaf, retain_graph=True)
+                made = leaf * grad
+                own = made if made.dim() == 2 else made[index]
+                of_heads.append(own.detach().numpy())
+            contributions = np.stack(of_heads)
+        arrays = [part[index].detach().numpy() for part in (query, key, value, weights)]
+        pairs = int(seen[index, 0].sum())
+        found.append(naive.Attended(*arrays, pairs, None, contributions))
+        lost = 1 - found[-1].weights.sum(-1)
+        found[-1].sink = lost if lost.max() > 1e-6 else None
+    return found
+
+
+@functools.cache
+def reference(model_type: str) -> list[Seen]:
+    model = loaded(model_type)
+    return [read(model, given) for given in prepared(model)]
+
+
+every_type = pytest.mark.parametrize("model_type", TYPES)
+
+
+@every_type
+def test_hidden_states(model_type):
+    model = loaded(model_type)
+    rows = tables(model_type)["anisotropy"].query("space == 'hidden'")
+    layers = tables(model_type).layers
+    assert {*layers["stack"]} == {stack.name for stack in model.layout.stacks}
+    for stack in model.layout.stacks:
+        numbers = layers["layer"][layers["stack"] == stack.name]
+        states = [seen.hidden[stack.name] for seen in reference(model_type)]
+        assert len(numbers) == len(states[0])
+        for place, layer in enumerate(numbers):
+            vectors = [sequence for of_pair in states for sequence in of_pair[place]]
+            measured = rows["cosine"][rows["layer"] == layer].item()
+            assert measured == pytest.approx(naive.cosine(vectors), abs=TOLERANCE)
+
+
+def attended(model_type: str) -> list[tuple[int, list[naive.Attended]]]:
+    """The layers with attention, by their numbers, and their attention in the reference."""
+    model = loaded(model_type)
+    layers = tables(model_type).layers.set_index("layer")
+    found = []
+    for layer in sorted(tables(model_type)["attention_entropy"]["layer"].unique()):
+        block = model.model.get_submodule(layers["part"][layer])
+        stack, blocks = next(item for item in model.stacks.items() if block in item[1])
+        path = model.paths[block.get_submodule(stack.attention_of(blocks.index(block)).module)]
+        found.append(
+            (layer, [one for seen in reference(model_type) for one in seen.attended[path]])
+        )
+    return found
+
+
+@every_type
+def test_queries_keys_values_and_entropies(model_type):
+    made = tables(model_type)
+    for layer, of_texts in attended(model_type):
+        for space in ("query", "key", "value"):
+            rows = made["anisotropy"]
+            rows = rows[(rows["space"] == space) & (rows["layer"] == layer)]
+            wanted = [
+                naive.cosine([getattr(one, space)[head] for one in of_texts])
+                for head in range(len(getattr(of_texts[0], space)))
+            ]
+            np.testing.assert_allclose(rows["cosine"], wanted, atol=TOLERANCE)
+        rows = made["attention_entropy"]
+        rows = rows[rows["layer"] == layer]
+        wanted = [naive.entropies(of_texts, head).mean() for head in range(len(rows))]
+        np.testing.assert_allclose(rows["entropy_nats"], wanted, atol=TOLERANCE)
+
+
+@every_type
+def test_contributions(model_type):
+    for layer, of_texts in attended(model_type):
+        rows = tables(model_type)["score_contributions"]
+        rows = rows[(rows["layer"] == layer) & (rows["key_type"] == "all")]
+        assert len(rows)
+        for head, of_head in rows.groupby("head"):
+            sums = sum(one.contributions[head - 1].sum(0) for one in of_texts)
+            wanted = sums / sum(one.pairs for one in of_texts)
+            np.testing.assert_allclose(
+                of_head["contribution"], wanted, atol=TOLERANCE * abs(wanted).max()
+            )
