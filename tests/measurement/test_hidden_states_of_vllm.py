@@ -350,6 +350,30 @@ def test_a_vector_that_is_not_finite_is_named(loaded, model_folder, tmp_path):
         check_layers(tmp_path, model_folder, LAYERS)
 
 
+@pytest.mark.parametrize("value", [None, "", 1.5, [], {1}, "absent"])
+def test_what_is_no_folder_or_model_is_one_line(folder, value):
+    for given in ((value, folder), (folder, value)):
+        with pytest.raises(AnalysisError) as refused:
+            check_layers(*given)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_model_without_a_norm_behind_its_last_block(tmp_path):
+    """All hidden states of transformers, from the embeddings on."""
+    model, tokenizer = tiny.build("bert")
+    folder = tiny.save(tmp_path / "bert", "bert")
+    states = tmp_path / "states"
+    states.mkdir()
+    for number, text in enumerate(tiny.TEXTS):
+        inputs = tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            hidden = model(**inputs, output_hidden_states=True).hidden_states
+        tensors = {"hidden_states": torch.cat(hidden).transpose(0, 1).contiguous()}
+        save_file(tensors | {"token_ids": inputs["input_ids"][0]}, states / f"{number}.safetensors")
+    check = check_layers(states, folder, [0, 1, 2, 3])
+    assert str(check).startswith(f"layers 0 to 3 of {folder} (relative difference")
+
+
 # --- On the command line --------------------------------------------------------------------------
 
 
