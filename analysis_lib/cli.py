@@ -34,6 +34,7 @@ from analysis_lib.progress import Once
 if TYPE_CHECKING:
     from analysis_lib import Tables
     from analysis_lib.files import Output
+    from analysis_lib.measurement import LayerCheck
 
 STORES = {
     "measurements": "finished measurements, proofs of captured passes",
@@ -41,7 +42,10 @@ STORES = {
 }
 
 # Options of `measure` that apply to vectors.
-OF_VECTORS = {"vectors", "metrics", "out", "format", "workers", "quiet", "debug", "help"}
+OF_VECTORS = {"vectors", "layers", "check", "metrics", "out", "format", "workers"}
+OF_VECTORS |= {"quiet", "debug", "help"}
+# Options that apply to the model of --check.
+OF_CHECK = {"tokenizer", "revision", "dtype", "device", "device_map"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -310,6 +314,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model minilm --data wikipedia --limit 100 --out results/minilm",
         "--model path/to/model --data reviews.csv:text --format csv --out results/mine",
         "--model minilm --data wikipedia --part 3/16 --out results/parts",
+        "--vectors path/to/states --layers 1,2,3 --check path/to/model --out results/states",
         interrupted=BEGINS_ANEW,
     )
     known = "a name listed by `models`, a Hub id, or a folder"
@@ -319,6 +324,16 @@ def _parser() -> argparse.ArgumentParser:
         "--data"
     )
     add("--vectors", type=expanduser, action=Instead, help=given)
+    ordered = (
+        "which layers are in the files of --vectors, in order, where vLLM has written them: "
+        "1,2,3, or final_3 for what is behind the last norm"
+    )
+    add("--layers", type=lambda text: text.split(","), metavar="1,2,3", help=ordered)
+    compared = (
+        "the model that vLLM ran: a few texts of --vectors are compared with it, to say which "
+        "layers they really are; others than --layers are an error"
+    )
+    add("--check", type=expanduser, metavar="MODEL", help=compared).completer = known_names
     add_measurement("all")
     add("--workers", **WORKERS)
     cluster = (
@@ -408,7 +423,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds to load, and `--help` and misspelt options should be fast.
-    from analysis_lib import load_corpus, load_model, measure, measure_vectors
+    from analysis_lib import load_corpus, load_model, measure
     from analysis_lib.capture.inputs import Settings
     from analysis_lib.measurement.measuring import refuse_unavailable
     from analysis_lib.measurement.parts import Part
@@ -434,16 +449,11 @@ def _measure(options: argparse.Namespace) -> None:
         )
     )
     if options.vectors is not None:
-        refuse_others(options, OF_VECTORS, "--vectors are measured as they are")
-        with sole_writer(output):
-            tables = measure_vectors(
-                options.vectors,
-                metrics=options.metrics,
-                workers=options.workers,
-                checkpoints=options.out,
-            )
-            _save(tables, output, options.format)
+        _measure_vectors(options, output)
         return
+    for name in ("layers", "check"):
+        if getattr(options, name) is not None:
+            raise AnalysisError(f"--{name} is of vectors: give --vectors, or leave it out")
     dtype = model_dtype(options, [options.model])
     checked_options(dtype, options.device, options.device_map)
     settings = _settings(options) | {
@@ -471,6 +481,40 @@ def _measure(options: argparse.Namespace) -> None:
         tables = measure(model, corpus, options.metrics, **settings)
         tables.run.update(draw)
         _save(tables, output, options.format)
+
+
+def _measure_vectors(options: argparse.Namespace, output: "Output") -> None:
+    from analysis_lib import measure_vectors
+
+    kept = OF_VECTORS if options.check is None else OF_VECTORS | OF_CHECK
+    refuse_others(options, kept, "--vectors are measured as they are")
+    with sole_writer(output):
+        check = None if options.check is None else _checked_layers(options)
+        tables = measure_vectors(
+            options.vectors,
+            metrics=options.metrics,
+            layers=options.layers,
+            workers=options.workers,
+            checkpoints=options.out,
+        )
+        if check is not None:
+            tables.run["layer_check"] = check.described()
+        _save(tables, output, options.format)
+
+
+def _checked_layers(options: argparse.Namespace) -> "LayerCheck":
+    """The layers of the model of --check that the vectors are, which is said in a line."""
+    from analysis_lib import check_layers
+
+    given = {name: getattr(options, name) for name in OF_CHECK}
+    given["dtype"] = model_dtype(options, [options.check])
+    check = check_layers(options.vectors, options.check, options.layers, **given)
+    if options.layers is None:
+        raise AnalysisError(
+            f"{options.vectors}: the vectors are those of {check}: give --layers {check.argument}"
+        )
+    say(f"the vectors are those of {check}")
+    return check
 
 
 def _output_of_measure(options: argparse.Namespace) -> "Output":

@@ -190,6 +190,7 @@ def measure_vectors(
     metrics: str | Iterable[str | Metric] = "all",
     *,
     mask: Sequence | np.ndarray | torch.Tensor | None = None,
+    layers: Sequence[int | str] | None = None,
     units: Sequence | None = None,
     workers: int = 1,
     checkpoints: Path | str | None = None,
@@ -214,6 +215,9 @@ def measure_vectors(
             array is known by its own name, such as ``layer_3.npy``, and the arrays of other
             safetensors files by theirs. ``layer_3-part_0.npy`` and ``layer_3-part_1.npy`` are
             joined, as are arrays of the same name, in the order of the numbers in the file names.
+            Or a folder that vLLM has written (``extract_hidden_states``, with its
+            ``ExampleHiddenStatesConnector``): a safetensors file per text, with ``hidden_states``,
+            token x layer x width, and ``token_ids``.
         lengths: the number of vectors of each text, in order; 1 for each if a vector stands for a
             whole text. Not needed if each array of a list is a text, or with the shape utterance x
             token x width. In a folder, an array ``lengths``: a file of its own, or in a file with
@@ -221,6 +225,9 @@ def measure_vectors(
         mask: instead of lengths, for vectors utterance x token x width: an array utterance x token,
             1 at each token and 0 at padding, on any side, such as the ``attention_mask`` of a
             tokenizer.
+        layers: for a folder of vLLM, which does not say it, the layers in its files, in order, such
+            as ``[1, 2, 3]``: numbers, or ``final_3`` for what is behind the last norm.
+            :func:`~analysis_lib.measurement.layer_check.check_layers` compares them with a model.
         metrics: see :func:`measure`; ``all`` leaves out metrics that these vectors do not allow.
         units: the unit of each text, such as its document: intervals are over these. In a folder,
             an array ``units``.
@@ -229,7 +236,8 @@ def measure_vectors(
     Raises:
         AnalysisError: files that cannot be read; vectors that are not finite (the message names
             file, layer and text) or not floating-point; lengths or a mask that do not fit; two
-            names for one layer; the steps of ``generate``; a metric that needs other inputs.
+            names for one layer; layers that do not fit the files; the steps of ``generate``; a
+            metric that needs other inputs.
 
     >>> import numpy as np
     >>> vectors = {0: np.array([[1.0, 0], [0, 1], [1, 0]])}
@@ -241,7 +249,7 @@ def measure_vectors(
     started = time.monotonic()
     metrics = resolvable(metrics)
     _refuse_work(workers, None, WORKER_TIMEOUT, checkpoints, progress)
-    given = GivenVectors(vectors)
+    given = GivenVectors(vectors, layers)
     texts = given.texts(lengths, mask)
     units = (
         given.stored["units"]

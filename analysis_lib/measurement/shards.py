@@ -257,7 +257,7 @@ _LOADING = threading.Lock()
 @lru_cache(maxsize=1)
 def _loaded(spec: ModelSpec) -> Source:
     if isinstance(spec, FolderSpec):
-        return GivenVectors(spec.name)
+        return GivenVectors(spec.name, spec.layers)
     if isinstance(spec, PairSpec):
         first, other = (load_model(**vars(each)) for each in spec.specs)
         return PairSource(ModelPair(first, other, spec.level))
