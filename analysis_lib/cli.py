@@ -299,6 +299,12 @@ def _parser() -> argparse.ArgumentParser:
             help="keep (default) or drop [CLS] and [SEP] as vectors and queries",
         )
         add(
+            "--chat-template",
+            type=Path,
+            metavar="FILE",
+            help="the Jinja template of conversations, in place of the tokenizer's",
+        )
+        add(
             "--intervention",
             type=Path,
             metavar="FILE",
@@ -609,8 +615,18 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
         "special_tokens": options.special_tokens == "keep",
         "long_texts": options.long_texts,
         "tokens": options.tokens,
+        "chat_template": _template(options.chat_template),
         "intervention": _intervention(options.intervention),
     }
+
+
+def _template(path: Path | None) -> str | None:
+    """The chat template in a file."""
+    if path is None:
+        return None
+    from analysis_lib.corpora.reading import text_of
+
+    return text_of(path)
 
 
 def _intervention(path: Path | None) -> object:

@@ -22,7 +22,6 @@ from analysis_lib.capture.attention_rows import AttentionWeights, Block
 from analysis_lib.capture.projections import ProjectionHooks, projected_by_head, score_sums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import wide
-from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.models.parts import Attention
 
 
@@ -66,7 +65,7 @@ class HookedAttention:
         query, key, value, key_input = joined(windows)
         keys = tokens
         if key.shape[2] != query.shape[2]:  # CvT reduces the map that keys are projected from.
-            is_cls = tokens.types[0] == TOKEN_TYPES.index("cls")
+            is_cls = tokens.types[0] == tokens.type_names.index("cls")
             leading = ["cls"] * int(is_cls.sum())
             keys = layer.unpadded(key.shape[2], leading).on(key.device)
         if spec.seen is None:

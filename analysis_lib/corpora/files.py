@@ -15,7 +15,7 @@ from analysis_lib.corpora.media import MediaFile, parts_of
 from analysis_lib.corpora.reading import decoded_text, ending, lines_of, read_bytes, text_of
 from analysis_lib.corpora.sharing import path_and_columns
 from analysis_lib.corpora.splits import SPLITS, divided
-from analysis_lib.corpora.tables import ENDINGS, open_table
+from analysis_lib.corpora.tables import ANSWERS, ENDINGS, open_table
 from analysis_lib.corpora.transcripts import transcripts
 from analysis_lib.errors import LONGEST_PATH, AnalysisError, near_names, require_extra
 
@@ -130,9 +130,7 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:
         if column is None and ending(path) in ENDINGS:
-            header = ", ".join(open_table(path).header)
-            example = f"as in {path}:COLUMN (it has: {header})"
-            raise AnalysisError(f"{path} is a table: name its column, {example}")
+            column = _usual_column(path)
         return path, column
     if is_folder:
         if column is not None:
@@ -146,8 +144,25 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
     raise AnalysisError(f"there is no corpus, file or folder named {spec}: {near}")
 
 
+def _usual_column(path: Path) -> str:
+    """The column of a table that is named without one: messages, or prompts with answers.
+
+    Raises:
+        AnalysisError: it has neither.
+    """
+    header = open_table(path).header
+    if "messages" in header:
+        return "messages"
+    if {"prompt", "answer"} <= {*header}:
+        return ANSWERS
+    example = f"as in {path}:COLUMN (it has: {', '.join(header)})"
+    raise AnalysisError(f"{path} is a table: name its column, {example}")
+
+
 def read_column(path: Path, column: str, units: str | None = None) -> list[Example]:
-    """The texts of a column of a table, or the pairs of two columns (``a,b``).
+    """The texts or conversations of a column of a table, or the pairs of two columns (``a,b``).
+
+    The columns ``prompt+answer`` are prompts with their answers.
 
     With a column of classes (``a:label``) they have classes, and a split may be drawn
     (``a:label:test``).
@@ -163,8 +178,10 @@ def read_column(path: Path, column: str, units: str | None = None) -> list[Examp
         names, _, label = column.partition(":")
         if label not in table.header:
             label, _, split = label.partition(":")
-    if names in table.header or names.count(",") != 1:
-        texts = table.column(names)
+    if names == ANSWERS and ANSWERS not in table.header:
+        texts = table.answers()
+    elif names in table.header or names.count(",") != 1:
+        texts = table.texts(names)
     else:
         texts = map(Pair, *map(table.column, names.split(",")))
     labels = repeat(None) if label is None else table.column(label)

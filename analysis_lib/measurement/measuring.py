@@ -63,6 +63,7 @@ def measure(
     maps: str = Settings.maps,
     intervention: Replace | Sequence[Replace] | None = None,
     tokens: str = Settings.tokens,
+    chat_template: str | None = None,
     workers: int = 1,
     scheduler: str | None = None,
     worker_timeout: float = WORKER_TIMEOUT,
@@ -112,6 +113,7 @@ def measure(
         tokens: ``all``, or a limit such as ``norm<10x``: only tokens whose hidden vector is shorter
             than 10 times the median norm of its layer, which an additional pass computes;
             ``run["report"]["long"]`` gives the number of tokens left out, by layer.
+        chat_template: the template of conversations, in Jinja, in place of the tokenizer's.
         workers: number of processes on this machine, including this one.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
         worker_timeout: seconds without a working worker of the scheduler after which an error is
@@ -134,7 +136,9 @@ def measure(
     started = time.monotonic()
     metrics = resolvable(metrics)
     _refuse_work(workers, scheduler, worker_timeout, checkpoints, progress)
-    settings = Settings(special_tokens, long_texts, tokens_per_batch, maps, intervention, tokens)
+    settings = Settings(
+        special_tokens, long_texts, tokens_per_batch, maps, intervention, tokens, chat_template
+    )
     if part is not None:
         part = Part.of(part)
         refuse_part(part, checkpoints, settings)
@@ -296,7 +300,7 @@ def stored_or_measured(
 ) -> Tables:
     """Tables of all available metrics, from kept results and from a measurement of the rest."""
     model = source.model
-    accumulators = [metric for metric in resolve(metrics) if metric.name not in unavailable]
+    accumulators = available(metrics, unavailable, corpus)
     with StoredMeasurements.of_model(model, corpus, settings).alone() as kept:
         missing = [metric for metric in accumulators if not kept.fill(metric)]
         unfinished = Progress(None)
@@ -320,6 +324,16 @@ def stored_or_measured(
     return tables
 
 
+def available(
+    metrics: str | Iterable[str | Metric], unavailable: Mapping[str, str], corpus: Corpus
+) -> list[Metric]:
+    """The metrics that can be measured, for the types of tokens of a corpus."""
+    types = corpus.token_types
+    return [
+        metric.for_types(types) for metric in resolve(metrics) if metric.name not in unavailable
+    ]
+
+
 def _measured_part(
     source: Source,
     corpus: Corpus,
@@ -334,7 +348,7 @@ def _measured_part(
 ) -> Tables:
     """The tables of a part, whose sums are kept in a file, or have been kept there before."""
     model = source.model
-    accumulators = [metric for metric in resolve(metrics) if metric.name not in unavailable]
+    accumulators = available(metrics, unavailable, corpus)
     known = identity(model, corpus, accumulators, settings)
     file = PartFile(folder, part, known)
     subject = Subject.of(model, corpus, settings)
@@ -452,7 +466,7 @@ def stored_tables(
         given: dtype, processor and device of the model, if not the default ones.
     """
     kept = StoredMeasurements.of_name(name, corpus, settings, **given)
-    accumulators = resolve(metrics)
+    accumulators = available(metrics, {}, corpus)
     if metrics == "all" or not all(map(kept.fill, accumulators)):
         return None
     say(name, kept.run["notes"])

@@ -159,6 +159,7 @@ class PartFile:
         about = {
             "known": self.known,
             "metrics": {metric.name: _hash(metric) for metric in merging.metrics},
+            "token_types": merging.metrics[0].types,
             "subject": asdict(subject),
             "left_out": left_out,
             "is_all": is_all,
@@ -189,7 +190,8 @@ def merge_parts(folder: Path | str, metrics: str | Iterable[str | Metric] = ()) 
     abouts = {number: _checked(path, number, _about) for number, path in paths.items()}
     _refuse_differences(folder, {number: about["known"] for number, about in abouts.items()})
     first = abouts[1]
-    accumulators = _accumulators(first["metrics"], metrics)
+    types = tuple(first["token_types"])
+    accumulators = [each.for_types(types) for each in _accumulators(first["metrics"], metrics)]
     merging = Merging(accumulators)
     for number, path in paths.items():
         _checked(path, number, lambda path: add_stored(merging, read_sums(path)))

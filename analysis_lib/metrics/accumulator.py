@@ -19,10 +19,10 @@ import pandas as pd
 from torch import Tensor
 
 from analysis_lib.capture import UNROTATED, VECTORS_OF, Activations, Owners, Vectors
+from analysis_lib.corpora.token_types import ALL_TYPES, TOKEN_TYPES
 from analysis_lib.errors import AnalysisError, in_order, require_choice, require_known
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.metrics.sums import OF_ALL, WHOLE, Groups, GroupSums, Key, Maxima, Sums
-from analysis_lib.models import TOKEN_TYPES
 
 # Number of groups of the jackknife, which leaves out one at a time, see ``Corpus.groups``.
 GROUPS = 20
@@ -31,7 +31,7 @@ VECTOR_SPACES = ("hidden", "final", "query", "key", "value", *UNROTATED)
 # Spaces that have no heads.
 WHOLE_SPACES = ("hidden", "final")
 # Types of keys, in table order.
-KEY_TYPES = ("all", *TOKEN_TYPES, "sink")
+KEY_TYPES = ("all", *ALL_TYPES, "sink")
 
 # A key without its space and its layer; a key of one word is that word.
 Name = str | Key
@@ -162,6 +162,8 @@ class Metric(ABC):
         of_pairs_within_utterances: whether the metric compares vectors of the same utterance.
         on_request: whether the metric is too expensive for ``all``.
         reason_for_none: the error where no layer has added anything.
+        types: the types that tokens of the corpus can have, in the order of an axis of types; set
+            by ``measure``.
         state: what the values of ``update`` are added to: ``Sums``, or ``Maxima`` for running
             maxima, which have no jackknife groups.
 
@@ -185,6 +187,7 @@ class Metric(ABC):
     on_request: ClassVar[bool] = False
     reason_for_none: ClassVar[str] = "nothing was measured"
     vectors_of: str = "token"
+    types: tuple[str, ...] = TOKEN_TYPES
     state: ClassVar[type[Sums | Maxima]] = Sums
 
     def __init__(self, vectors_of: str = "token") -> None:
@@ -217,6 +220,14 @@ class Metric(ABC):
         """A new accumulator with the same parameters, empty or with the given sums."""
         other = copy.copy(self)
         other.sums = self.state(sums)
+        return other
+
+    def for_types(self, types: tuple[str, ...]) -> Self:
+        """This metric, or an empty copy of it for a corpus with other types of tokens."""
+        if types == self.types:
+            return self
+        other = self.fresh()
+        other.types = types
         return other
 
     def merge(self, other: Self) -> None:
@@ -495,6 +506,6 @@ def type_means(
     return means_of(totals, counts), counts.astype(int)
 
 
-def kinds_of(occur: np.ndarray, types: Sequence[str] = TOKEN_TYPES) -> np.ndarray:
+def kinds_of(occur: np.ndarray, types: Sequence[str]) -> np.ndarray:
     """``all``, followed by the types that occur."""
     return np.array(["all", *itertools.compress(types, occur)])
