@@ -74,7 +74,9 @@ def _checked(name: str, number: int, message: object) -> dict:
     if role_of(message) is None:
         given = shown(message.get("role"))
         raise AnalysisError(f"{name} has the role {given}: give one of {', '.join(ROLES)}")
-    content = message.get("content", "" if "tool_calls" in message else None)
+    content = message.get("content")
+    if content is None and "tool_calls" in message:
+        content = ""
     message["content"] = _text(name, content)
     try:
         json.dumps(message)

@@ -332,7 +332,8 @@ def _joined(text: TextItem) -> str:
     # Joining would take seconds for a million texts, since it goes letter by letter.
     if isinstance(text, str):
         return text
-    return "".join(text if isinstance(text, Pair) else text.texts)
+    texts = text if isinstance(text, Pair) else text.texts
+    return "".join(texts)
 
 
 def checked(name: str, examples: Iterable[Example]) -> Iterator[Example]:
