@@ -1,7 +1,8 @@
 """The activations of one layer for one batch: what a metric can ask for, and how it is gathered."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.masks import changed
 from analysis_lib.capture.outputs import Output
 from analysis_lib.capture.score_sums import ScoreSums
-from analysis_lib.capture.tokens import Tokens, Visibility
+from analysis_lib.capture.tokens import Tokens, Visibility, bins_of
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.models.parts import Rotation
 from analysis_lib.models.rotations import turn_of, unrotated
@@ -84,6 +85,29 @@ class Activations:
     attended: bool = False
     output: Output | None = None
     beside: dict[int, Vectors] = field(default_factory=dict)
+
+    @cached_property
+    def by_position(self) -> "list[Activations]":
+        """The same activations once for each bin of positions, whose tokens alone count in them.
+
+        See :func:`~analysis_lib.capture.tokens.bins_of`.
+        """
+        longest = self.tokens.mask.shape[1]
+        for vectors in self.spaces.values():
+            count = vectors.tokens.mask.shape[1]
+            longest = max(longest, count)
+        return [self._of_bin(index) for index in range(bins_of(longest))]
+
+    def _of_bin(self, index: int) -> "Activations":
+        spaces = {}
+        for name, vectors in self.spaces.items():
+            spaces[name] = vectors.of_bin(index)
+        parts = {"tokens": self.tokens.of_bin(index), "spaces": spaces}
+        for name in ("attention", "scores", "output"):
+            part = getattr(self, name)
+            if part is not None:
+                parts[name] = part.of_bin(index)
+        return replace(self, **parts)
 
 
 Receive = Callable[[Activations], None]

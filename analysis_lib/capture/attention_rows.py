@@ -6,7 +6,7 @@ kept.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -254,6 +254,10 @@ class AttentionWeights:
     mass: Float[Tensor, "utterance head token type"] | None = None
     logits: Callable[[], Iterable[Logits]] | None = None
     has_sink: bool = False
+
+    def of_bin(self, index: int) -> "AttentionWeights":
+        """The same weights, where only queries in a bin of positions count."""
+        return replace(self, visibility=self.visibility.of_bin(index))
 
     def reduce(self, function: Callable[[Block], Tensor]) -> Tensor:
         """The sum over all blocks of a function of each block.

@@ -299,9 +299,29 @@ class Tokens:
         Args:
             limit: the norm from which on a vector is long.
         """
-        long = self.mask & ~(torch.linalg.vector_norm(hidden, dim=-1) < limit)
+        norms = torch.linalg.vector_norm(hidden, dim=-1)
+        is_short = norms < limit
+        long = self.mask & ~is_short
         silent = long if self.silent is None else self.silent | long
         return replace(self, silent=silent, long=long)
+
+    def in_bin(self, index: int) -> Bool[Tensor, "utterance token"]:
+        """True at positions in a bin, see :func:`bins_of`."""
+        last = 2**index
+        first = last // 2 + 1
+        position = self.mask.cumsum(1)
+        is_before_next = position <= last
+        return (position >= first) & is_before_next
+
+    def of_bin(self, index: int) -> "Tokens":
+        """The same tokens, where only those in a bin of positions count."""
+        key = ("bin", index)
+        if key not in self._results:
+            silent = ~self.in_bin(index)
+            if self.silent is not None:
+                silent |= self.silent
+            self._results[key] = replace(self, silent=silent)
+        return self._results[key]
 
     def head(self, utterances: int, tokens: int | None = None) -> "Tokens":
         """The first ``tokens`` tokens of the first ``utterances`` utterances."""
@@ -310,6 +330,17 @@ class Tokens:
         ids = None if self.ids is None else self.ids[part]
         mask, types = self.mask[part], self.types[part]
         return Tokens(mask, types, self.groups[:utterances], self.special_tokens, silent, ids=ids)
+
+
+def bins_of(count: int) -> int:
+    """The number of bins of ``count`` positions, which count from 1 in each utterance.
+
+    Bin 0 is position 1, and bin b has the positions 2^(b−1) + 1 to 2^b: 2, 3 to 4, 5 to 8, ....
+
+    >>> bins_of(1), bins_of(2), bins_of(4), bins_of(5)
+    (1, 2, 3, 4)
+    """
+    return 1 + (count - 1).bit_length()
 
 
 def unpadded(
@@ -352,6 +383,7 @@ class Visibility:
     bands: Sequence[Band] = ()
     plain: bool = False
     _factors: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _of_bins: dict[int, "Visibility"] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.bands:
@@ -408,6 +440,16 @@ class Visibility:
         if causal and length == count:
             return cls(queries, keys, True, bands=some, plain=is_long and plain)
         return cls(queries, keys, seen_by=mask, bands=some)
+
+    def of_bin(self, index: int) -> "Visibility":
+        """The same pairs, where only queries in a bin of positions count."""
+        if index not in self._of_bins:
+            queries = self.queries.of_bin(index)
+            keys = self.keys.of_bin(index)
+            of_bin = replace(self, queries=queries, keys=keys)
+            of_bin._factors = self._factors
+            self._of_bins[index] = of_bin
+        return self._of_bins[index]
 
     @property
     def everyone(self) -> bool:
