@@ -42,7 +42,7 @@ STORES = {
 }
 
 # Options of `measure` that apply to vectors.
-OF_VECTORS = {"vectors", "layers", "check", "metrics", "out", "format", "workers"}
+OF_VECTORS = {"vectors", "layers", "check", "metrics", "out", "format", "workers", "bins"}
 OF_VECTORS |= {"quiet", "debug", "help"}
 # Options that apply to the model of --check.
 OF_CHECK = {"tokenizer", "revision", "dtype", "device", "device_map"}
@@ -294,6 +294,10 @@ def _parser() -> argparse.ArgumentParser:
             help="all (default), or those below a multiple of the median norm, as 'norm<10x'",
         )
         add(
+            "--bins",
+            help="every table by position (position: 1, 2, 3-4, 5-8, ...) or by type of token (type)",
+        )
+        add(
             "--special-tokens",
             default="keep",
             help="keep (default) or drop [CLS] and [SEP] as vectors and queries",
@@ -451,7 +455,9 @@ def _measure(options: argparse.Namespace) -> None:
     output = _output_of_measure(options)
     output.check(
         table_files(
-            [metric.name for metric in resolve(options.metrics)], output.last, options.format
+            [metric.name for metric in resolve(options.metrics, options.bins)],
+            output.last,
+            options.format,
         )
     )
     if options.vectors is not None:
@@ -478,7 +484,7 @@ def _measure(options: argparse.Namespace) -> None:
         if options.worker_timeout is not None:
             work["worker_timeout"] = options.worker_timeout
         model = load_model(options.model, processor=options.tokenizer, dtype=dtype, **given)
-        settings |= {"checkpoints": options.out, **work}
+        settings |= {"checkpoints": options.out, "bins": options.bins, **work}
         if options.part:
             whole_part = Part(*options.part, draw)
             tables = measure(model, corpus, options.metrics, part=whole_part, **settings)
@@ -499,6 +505,7 @@ def _measure_vectors(options: argparse.Namespace, output: "Output") -> None:
         tables = measure_vectors(
             options.vectors,
             metrics=options.metrics,
+            bins=options.bins,
             layers=options.layers,
             workers=options.workers,
             checkpoints=options.out,
@@ -659,7 +666,7 @@ def _compare(options: argparse.Namespace) -> None:
     from analysis_lib.measurement.tables import save_tables, table_files
     from analysis_lib.metrics import resolve
 
-    names = [metric.name for metric in resolve(options.metrics)]
+    names = [metric.name for metric in resolve(options.metrics, options.bins)]
     names += [f"{name}_difference" for name in names]
     inputs = [*options.models, options.data]
     if options.intervention is not None:
@@ -670,7 +677,7 @@ def _compare(options: argparse.Namespace) -> None:
     draw = _draw(options)
     settings |= draw | {name: getattr(options, name) for name in ("units", "twins", "tokenizer")}
     settings["dtype"] = model_dtype(options, options.models)
-    settings |= {"workers": options.workers, "device": options.device}
+    settings |= {"workers": options.workers, "device": options.device, "bins": options.bins}
     with sole_writer(output):
         comparison = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in comparison.runs.items()]

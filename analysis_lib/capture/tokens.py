@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -16,6 +16,18 @@ from analysis_lib.capture.masks import Band, bands, is_earlier, rows_of
 from analysis_lib.corpora.token_types import TOKEN_TYPES, special_count
 
 T = TypeVar("T")
+
+
+class Bin(NamedTuple):
+    """Some of the tokens of each utterance.
+
+    Attributes:
+        by: ``position`` or ``type``, what tokens are divided by.
+        index: which: of positions as :func:`bins_of` counts them, or of ``Tokens.type_names``.
+    """
+
+    by: str
+    index: int
 
 
 class Owners:
@@ -308,9 +320,31 @@ class Tokens:
         Args:
             limit: the norm from which on a vector is long.
         """
-        long = self.mask & ~(torch.linalg.vector_norm(hidden, dim=-1) < limit)
+        norms = torch.linalg.vector_norm(hidden, dim=-1)
+        is_short = norms < limit
+        long = self.mask & ~is_short
         silent = long if self.silent is None else self.silent | long
         return replace(self, silent=silent, long=long)
+
+    def in_bin(self, bin: Bin) -> Bool[Tensor, "utterance token"]:
+        """True at tokens in a bin."""
+        if bin.by == "type":
+            return self.types == bin.index
+        last = 2**bin.index
+        first = last // 2 + 1
+        position = self.mask.cumsum(1)
+        is_before_next = position <= last
+        return (position >= first) & is_before_next
+
+    def of_bin(self, bin: Bin) -> "Tokens":
+        """The same tokens, where only those in a bin count."""
+        key = bin
+        if key not in self._results:
+            silent = ~self.in_bin(bin)
+            if self.silent is not None:
+                silent |= self.silent
+            self._results[key] = replace(self, silent=silent)
+        return self._results[key]
 
     def head(self, utterances: int, tokens: int | None = None) -> "Tokens":
         """The first ``tokens`` tokens of the first ``utterances`` utterances."""
@@ -326,6 +360,17 @@ class Tokens:
             long=None,
             ids=ids,
         )
+
+
+def bins_of(count: int) -> int:
+    """The number of bins of ``count`` positions, which count from 1 in each utterance.
+
+    Bin 0 is position 1, and bin b has the positions 2^(b−1) + 1 to 2^b: 2, 3 to 4, 5 to 8, ....
+
+    >>> bins_of(1), bins_of(2), bins_of(4), bins_of(5)
+    (1, 2, 3, 4)
+    """
+    return 1 + (count - 1).bit_length()
 
 
 def unpadded(
@@ -372,6 +417,7 @@ class Visibility:
     bands: Sequence[Band] = ()
     plain: bool = False
     _factors: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _of_bins: dict[Bin, "Visibility"] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.bands:
@@ -428,6 +474,16 @@ class Visibility:
         if causal and length == count:
             return cls(queries, keys, True, bands=some, plain=is_long and plain)
         return cls(queries, keys, seen_by=mask, bands=some)
+
+    def of_bin(self, bin: Bin) -> "Visibility":
+        """The same pairs, where only queries in a bin count."""
+        if bin not in self._of_bins:
+            queries = self.queries.of_bin(bin)
+            keys = self.keys.of_bin(bin)
+            of_bin = replace(self, queries=queries, keys=keys)
+            of_bin._factors = self._factors
+            self._of_bins[bin] = of_bin
+        return self._of_bins[bin]
 
     @property
     def everyone(self) -> bool:

@@ -237,7 +237,7 @@ def _measure_part(source: Source, part: _Part) -> Measured:
             if activations.output is not None and not metric.needs & OF_OUTPUT:
                 continue
             if "final" not in activations.spaces or "final" in metric.needs:
-                metric.update(activations)
+                metric.receive(activations)
         if activations.output is None:
             part.report.add(activations)
 
