@@ -295,7 +295,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         add(
             "--bins",
-            help="every table by position (position: 1, 2, 3-4, 5-8, ...) or by type of token (type)",
+            help="every table by position (position: 1, 2, 3-4, 5-8, ...) or type of token (type)",
         )
         add(
             "--special-tokens",

@@ -140,10 +140,12 @@ class Metric(ABC):
         bins: ``position`` for a table of each bin of positions, which count from 1 in each
             utterance (a window of a long text is one): 1, 2, 3 to 4, 5 to 8, 9 to 16, ..., in a
             first column ``positions``; ``type`` for one of each type of token, such as the roles
-            of a conversation, in a first column ``type``. The rows of a bin are those of a measurement in which only
-            its tokens count, as vectors and as queries; all tokens take part as keys. Bins without
-            tokens have no rows; what takes two vectors is missing in a bin of one. ``measure(...,
-            bins="position")`` sets it for all metrics, those of your own as well.
+            of a conversation, in a first column ``type``.
+
+            The rows of a bin are those of a measurement in which only its tokens count, as vectors
+            and as queries; all tokens take part as keys. Bins without tokens have no rows; what
+            takes two vectors is missing in a bin of one. ``measure(..., bins="position")`` sets it
+            for all metrics, those of your own as well.
 
     Attributes:
         name: the name of the table.

@@ -408,3 +408,23 @@ def test_tokens_of_another_model_are_refused(tmp_path):
 def test_a_bad_answer_is_one_line(row, fault, tmp_path):
     with pytest.raises(AnalysisError, match=fault):
         load_corpus(written(tmp_path / "answers.jsonl", row))
+
+
+def test_the_cone_of_a_role_is_that_of_its_tokens_alone(talker, plain):
+    corpus = Corpus("talks", items(TALKS))
+    table = measure(talker, corpus, "anisotropy", bins="type")["anisotropy"]
+    table = table[(table.space == "hidden") & (table.layer == 1)]
+    vectors, types = [], []
+    for talk, read in zip(TALKS, conversations("it", a_tokenizer(), items(TALKS)), strict=True):
+        inputs = a_tokenizer().apply_chat_template(talk, return_tensors="pt", return_dict=True)
+        with torch.no_grad():
+            vectors.append(plain(**inputs, output_hidden_states=True).hidden_states[1][0])
+        types += read.types
+    units = torch.nn.functional.normalize(torch.cat(vectors), dim=-1).numpy()
+    for row in table.itertuples():
+        chosen = units[np.array(types) == CONVERSATION_TYPES.index(row.type)]
+        cosines = chosen @ chosen.T
+        pairs = cosines[~np.eye(len(chosen), dtype=bool)]
+        assert row.tokens == len(chosen)
+        assert row.cosine == pytest.approx(pairs.mean(), abs=1e-6)
+    assert [*table.type.cat.categories] == ["template", "first", "system", "user", "assistant"]
