@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from analysis_lib.measurement import (
         Comparison,
         Tables,
+        check_layers,
         compare,
         measure,
         measure_vectors,

@@ -34,6 +34,7 @@ from analysis_lib.progress import Once
 if TYPE_CHECKING:
     from analysis_lib import Tables
     from analysis_lib.files import Output
+    from analysis_lib.measurement import LayerCheck
 
 STORES = {
     "measurements": "finished measurements, proofs of captured passes",
@@ -41,7 +42,10 @@ STORES = {
 }
 
 # Options of `measure` that apply to vectors.
-OF_VECTORS = {"vectors", "metrics", "out", "format", "workers", "quiet", "debug", "help"}
+OF_VECTORS = {"vectors", "layers", "check", "metrics", "out", "format", "workers", "bins"}
+OF_VECTORS |= {"quiet", "debug", "help"}
+# Options that apply to the model of --check.
+OF_CHECK = {"tokenizer", "revision", "dtype", "device", "device_map"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -290,9 +294,19 @@ def _parser() -> argparse.ArgumentParser:
             help="all (default), or those below a multiple of the median norm, as 'norm<10x'",
         )
         add(
+            "--bins",
+            help="every table by position (position: 1, 2, 3-4, 5-8, ...) or type of token (type)",
+        )
+        add(
             "--special-tokens",
             default="keep",
             help="keep (default) or drop [CLS] and [SEP] as vectors and queries",
+        )
+        add(
+            "--chat-template",
+            type=Path,
+            metavar="FILE",
+            help="the Jinja template of conversations, in place of the tokenizer's",
         )
         add(
             "--intervention",
@@ -310,6 +324,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model minilm --data wikipedia --limit 100 --out results/minilm",
         "--model path/to/model --data reviews.csv:text --format csv --out results/mine",
         "--model minilm --data wikipedia --part 3/16 --out results/parts",
+        "--vectors path/to/states --layers 1,2,3 --check path/to/model --out results/states",
         interrupted=BEGINS_ANEW,
     )
     known = "a name listed by `models`, a Hub id, or a folder"
@@ -319,6 +334,16 @@ def _parser() -> argparse.ArgumentParser:
         "--data"
     )
     add("--vectors", type=expanduser, action=Instead, help=given)
+    ordered = (
+        "which layers are in the files of --vectors, in order, where vLLM has written them: "
+        "1,2,3, or final_3 for what is behind the last norm"
+    )
+    add("--layers", type=lambda text: text.split(","), metavar="1,2,3", help=ordered)
+    compared = (
+        "the model that vLLM ran: a few texts of --vectors are compared with it, to say which "
+        "layers they really are; others than --layers are an error"
+    )
+    add("--check", type=expanduser, metavar="MODEL", help=compared).completer = known_names
     add_measurement("all")
     add("--workers", **WORKERS)
     cluster = (
@@ -408,7 +433,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds to load, and `--help` and misspelt options should be fast.
-    from analysis_lib import load_corpus, load_model, measure, measure_vectors
+    from analysis_lib import load_corpus, load_model, measure
     from analysis_lib.capture.inputs import Settings
     from analysis_lib.measurement.measuring import refuse_unavailable
     from analysis_lib.measurement.parts import Part
@@ -430,20 +455,17 @@ def _measure(options: argparse.Namespace) -> None:
     output = _output_of_measure(options)
     output.check(
         table_files(
-            [metric.name for metric in resolve(options.metrics)], output.last, options.format
+            [metric.name for metric in resolve(options.metrics, options.bins)],
+            output.last,
+            options.format,
         )
     )
     if options.vectors is not None:
-        refuse_others(options, OF_VECTORS, "--vectors are measured as they are")
-        with sole_writer(output):
-            tables = measure_vectors(
-                options.vectors,
-                metrics=options.metrics,
-                workers=options.workers,
-                checkpoints=options.out,
-            )
-            _save(tables, output, options.format)
+        _measure_vectors(options, output)
         return
+    for name in ("layers", "check"):
+        if getattr(options, name) is not None:
+            raise AnalysisError(f"--{name} is of vectors: give --vectors, or leave it out")
     dtype = model_dtype(options, [options.model])
     checked_options(dtype, options.device, options.device_map)
     settings = _settings(options) | {
@@ -462,7 +484,7 @@ def _measure(options: argparse.Namespace) -> None:
         if options.worker_timeout is not None:
             work["worker_timeout"] = options.worker_timeout
         model = load_model(options.model, processor=options.tokenizer, dtype=dtype, **given)
-        settings |= {"checkpoints": options.out, **work}
+        settings |= {"checkpoints": options.out, "bins": options.bins, **work}
         if options.part:
             whole_part = Part(*options.part, draw)
             tables = measure(model, corpus, options.metrics, part=whole_part, **settings)
@@ -471,6 +493,41 @@ def _measure(options: argparse.Namespace) -> None:
         tables = measure(model, corpus, options.metrics, **settings)
         tables.run.update(draw)
         _save(tables, output, options.format)
+
+
+def _measure_vectors(options: argparse.Namespace, output: "Output") -> None:
+    from analysis_lib import measure_vectors
+
+    kept = OF_VECTORS if options.check is None else OF_VECTORS | OF_CHECK
+    refuse_others(options, kept, "--vectors are measured as they are")
+    with sole_writer(output):
+        check = None if options.check is None else _checked_layers(options)
+        tables = measure_vectors(
+            options.vectors,
+            metrics=options.metrics,
+            bins=options.bins,
+            layers=options.layers,
+            workers=options.workers,
+            checkpoints=options.out,
+        )
+        if check is not None:
+            tables.run["layer_check"] = check.described()
+        _save(tables, output, options.format)
+
+
+def _checked_layers(options: argparse.Namespace) -> "LayerCheck":
+    """The layers of the model of --check that the vectors are, which is said in a line."""
+    from analysis_lib import check_layers
+
+    given = {name: getattr(options, name) for name in OF_CHECK}
+    given["dtype"] = model_dtype(options, [options.check])
+    check = check_layers(options.vectors, options.check, options.layers, **given)
+    if options.layers is None:
+        raise AnalysisError(
+            f"{options.vectors}: the vectors are those of {check}: give --layers {check.argument}"
+        )
+    say(f"the vectors are those of {check}")
+    return check
 
 
 def _output_of_measure(options: argparse.Namespace) -> "Output":
@@ -565,8 +622,18 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
         "special_tokens": options.special_tokens == "keep",
         "long_texts": options.long_texts,
         "tokens": options.tokens,
+        "chat_template": _template(options.chat_template),
         "intervention": _intervention(options.intervention),
     }
+
+
+def _template(path: Path | None) -> str | None:
+    """The chat template in a file."""
+    if path is None:
+        return None
+    from analysis_lib.corpora.reading import text_of
+
+    return text_of(path)
 
 
 def _intervention(path: Path | None) -> object:
@@ -599,7 +666,7 @@ def _compare(options: argparse.Namespace) -> None:
     from analysis_lib.measurement.tables import save_tables, table_files
     from analysis_lib.metrics import resolve
 
-    names = [metric.name for metric in resolve(options.metrics)]
+    names = [metric.name for metric in resolve(options.metrics, options.bins)]
     names += [f"{name}_difference" for name in names]
     inputs = [*options.models, options.data]
     if options.intervention is not None:
@@ -610,7 +677,7 @@ def _compare(options: argparse.Namespace) -> None:
     draw = _draw(options)
     settings |= draw | {name: getattr(options, name) for name in ("units", "twins", "tokenizer")}
     settings["dtype"] = model_dtype(options, options.models)
-    settings |= {"workers": options.workers, "device": options.device}
+    settings |= {"workers": options.workers, "device": options.device, "bins": options.bins}
     with sole_writer(output):
         comparison = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in comparison.runs.items()]

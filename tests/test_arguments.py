@@ -184,6 +184,7 @@ VECTORS_TAKE = {
     "vectors": [None, "", 1.5, {}, [], b"x", {1}, "\0", "x" * 5000],
     "lengths": ["", 1.5, -1, {}, [1.5], [-1, 5], "four"],
     "metrics": [None, 1.5, metrics.Anisotropy],
+    "layers": [0, 1.5, "", "0", {}, {0}, [None], [-1], [0]],
     "units": ["abcd", 1.5, {}, {1}, ["a"]],
     "workers": [None, "2", 1.5, 0],
     "checkpoints": [1.5, "", []],

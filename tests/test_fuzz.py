@@ -165,8 +165,8 @@ PLACED = {
     "run": ["{tmp}/n.ipynb"],
 }
 OPTIONS = {
-    "measure": "--model --data --vectors --metrics --limit --seed --first --format --workers "
-    "--revision --dtype "
+    "measure": "--model --data --vectors --layers --check --metrics --limit --seed --first --format "
+    "--workers --revision --dtype "
     "--device --device-map --long-texts --special-tokens --tokens --maps --tokens-per-batch "
     "--worker-timeout --units "
     "--tokenizer --intervention",
@@ -329,6 +329,9 @@ ODD_COMMANDS = [
     ["measure", "--vectors={tmp}/vectors", "--out={tmp}/out"],
     ["measure", "--vectors={tmp}/vectors", "--seed=3", "--out={tmp}/out"],
     ["measure", "--vectors={tmp}/lines.txt", "--out={tmp}/out"],
+    ["measure", "--vectors={tmp}/vectors", "--layers=0", "--out={tmp}/out"],
+    ["measure", "--vectors={tmp}/vectors", "--layers=" + "9" * 5000, "--out={tmp}/out"],
+    ["measure", "--vectors={tmp}/vectors", "--check={model}", "--out={tmp}/out"],
     ["compare", "{model}", "{model}/.", "--data={tmp}/lines.txt", "--out={tmp}/out"],
     ["compare", "{model}", "{tmp}/link", "--data={tmp}/lines.txt", "--out={tmp}/out"],
     ["classifiers", "--data={tmp}/table.csv:text:label", "--layers=100000", "--out={tmp}/out"],

@@ -1,7 +1,7 @@
 """The activations of one layer for one batch: what a metric can ask for, and how it is gathered."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.masks import changed
 from analysis_lib.capture.outputs import Output
 from analysis_lib.capture.score_sums import ScoreSums
-from analysis_lib.capture.tokens import Tokens, Visibility
+from analysis_lib.capture.tokens import Bin, Tokens, Visibility, bins_of
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.models.parts import Rotation
 from analysis_lib.models.rotations import turn_of, unrotated
@@ -84,6 +84,38 @@ class Activations:
     attended: bool = False
     output: Output | None = None
     beside: dict[int, Vectors] = field(default_factory=dict)
+    _in_bins: "dict[str, list[Activations]]" = field(default_factory=dict, init=False, repr=False)
+
+    def in_bins(self, by: str) -> "list[Activations]":
+        """The same activations once for each bin, whose tokens alone count in them.
+
+        Args:
+            by: ``position`` or ``type``, see :class:`~analysis_lib.capture.tokens.Bin`.
+        """
+        if by not in self._in_bins:
+            self._in_bins[by] = [self._of_bin(Bin(by, index)) for index in range(self._bins(by))]
+        return self._in_bins[by]
+
+    def _bins(self, by: str) -> int:
+        """The number of bins."""
+        if by == "type":
+            return len(self.tokens.type_names)
+        longest = self.tokens.mask.shape[1]
+        for vectors in self.spaces.values():
+            count = vectors.tokens.mask.shape[1]
+            longest = max(longest, count)
+        return bins_of(longest)
+
+    def _of_bin(self, bin: Bin) -> "Activations":
+        spaces = {}
+        for name, vectors in self.spaces.items():
+            spaces[name] = vectors.of_bin(bin)
+        parts = {"tokens": self.tokens.of_bin(bin), "spaces": spaces}
+        for name in ("attention", "scores", "output"):
+            part = getattr(self, name)
+            if part is not None:
+                parts[name] = part.of_bin(bin)
+        return replace(self, **parts)
 
 
 Receive = Callable[[Activations], None]

@@ -6,7 +6,7 @@ kept.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from analysis_lib.capture.long_sums import sum_type
 from analysis_lib.capture.masks import Band, rows_of
-from analysis_lib.capture.tokens import Visibility
+from analysis_lib.capture.tokens import Bin, Visibility
 
 # Number of scores computed at once: what fits the cache of a processor, or a small part of a GPU's
 # memory.
@@ -254,6 +254,10 @@ class AttentionWeights:
     mass: Float[Tensor, "utterance head token type"] | None = None
     logits: Callable[[], Iterable[Logits]] | None = None
     has_sink: bool = False
+
+    def of_bin(self, bin: Bin) -> "AttentionWeights":
+        """The same weights, where only queries in a bin count."""
+        return replace(self, visibility=self.visibility.of_bin(bin))
 
     def reduce(self, function: Callable[[Block], Tensor]) -> Tensor:
         """The sum over all blocks of a function of each block.

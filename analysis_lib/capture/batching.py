@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -13,9 +13,10 @@ from torch.nn import functional
 from analysis_lib.capture.inputs import Batch, Reading, Settings, refuse_untaken
 from analysis_lib.capture.pair_batching import pair_batches
 from analysis_lib.capture.tokens import Tokens
-from analysis_lib.corpora import Sound
+from analysis_lib.corpora import Answered, Conversation, Sound
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.models import LoadedModel
+from analysis_lib.models.chat import answers, conversations
 from analysis_lib.models.pairs import MEDIA
 from analysis_lib.models.parts import PADDED_TEXTS
 from analysis_lib.models.sounds import steps_of, window_of
@@ -92,7 +93,7 @@ def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -
     sequences = []
     owners = []
     windows = settings.long_texts == "window"
-    tokenised = encoded(loaded.name, tokenizer, texts, limit, cut=not windows)
+    tokenised = _tokenised(loaded, texts, settings, reading)
     for text, group in zip(tokenised, groups, strict=True):
         if all(text.special):
             reading.empty += 1
@@ -105,7 +106,8 @@ def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -
                 index for index, framing in zip(part.ids, part.special, strict=True) if not framing
             ]
             reading.unknown += own.count(unknown)
-            reading.spelt += sum(own.count(index) for index in special)
+            if part.types is None:
+                reading.spelt += sum(own.count(index) for index in special)
         start = text.body.start
         reading.doubled += start > 0 and text.ids[start - 1] == text.ids[start]
         sequences += parts
@@ -114,6 +116,19 @@ def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -
     yield from make_batches(
         loaded, sequences, owners, settings.special_tokens, settings.tokens_per_batch
     )
+
+
+def _tokenised(loaded, items, settings: Settings, reading: Reading) -> Iterable[Encoded]:
+    name = loaded.name
+    tokenizer = loaded.tokenizer
+    match items[0]:
+        case Conversation():
+            reading.unanswered += sum(item.roles[-1:] != ["assistant"] for item in items)
+            return conversations(name, tokenizer, items, settings.chat_template)
+        case Answered():
+            return answers(name, tokenizer, items)
+    is_cut = settings.long_texts != "window"
+    return encoded(name, tokenizer, items, loaded.max_length, cut=is_cut)
 
 
 def make_batches(
@@ -178,10 +193,11 @@ def _pad(
             "decoder_input_ids": read[1][0],
             "decoder_attention_mask": inputs["attention_mask"],
         }
-    types = [loaded.token_types(*part) for part in read]
+    types = _types(loaded, texts, read)
     silent = None
     if _reads_padding(loaded):
-        types = [_to_length(loaded, types[0], mask, TOKEN_TYPES.index("other"))]
+        other = texts[0].type_names.index("other")
+        types = [_to_length(loaded, types[0], mask, other)]
         fill = {"input_ids": loaded.pad_id}
         inputs = {
             name: _to_length(loaded, part, mask, fill.get(name, 0)) for name, part in inputs.items()
@@ -191,13 +207,37 @@ def _pad(
         mask = torch.ones_like(silent)
     tokens = []
     for name, part in zip(("input_ids", "decoder_input_ids"), types, strict=False):
-        read_by_stack = Tokens(mask, part, groups, special_tokens, silent, ids=inputs[name])
+        read_by_stack = Tokens(
+            mask,
+            part,
+            groups,
+            special_tokens,
+            silent,
+            ids=inputs[name],
+            type_names=texts[0].type_names,
+        )
         tokens.append(read_by_stack.on(loaded.device))
     refuse_untaken(loaded, inputs)
     inputs = {name: values.to(loaded.device) for name, values in inputs.items()}
     if getattr(loaded.model.config, "use_cache", False):
         inputs["use_cache"] = False
-    return Batch(inputs, groups, special_tokens, *tokens)
+    return Batch(inputs, groups, special_tokens, *tokens, type_names=texts[0].type_names)
+
+
+def _types(
+    loaded: LoadedModel, texts: list[Encoded], read: list[tuple[Tensor, Tensor]]
+) -> list[Tensor]:
+    """The types of the tokens that each stack reads: the texts', and the decoder's if there is one.
+
+    Args:
+        read: what each stack reads, and which tokens of it frame a text.
+    """
+    if texts[0].types is None:
+        return [loaded.token_types(*part) for part in read]
+    rows = [{"input_ids": text.types} for text in texts]
+    types = padded(rows, 0)["input_ids"]
+    start = texts[0].type_names.index("first")
+    return [types, functional.pad(types[:, :-1], (1, 0), value=start)][: len(read)]
 
 
 def _reads_padding(loaded: LoadedModel) -> bool:

@@ -249,8 +249,8 @@ def _prove_scores(within: float, activations: Activations) -> None:
     key = key.repeat_interleave(scores.query.shape[1] // key.shape[1], 1)
     counted = scores.visibility.queries.counted[:, None, :, None]
     queries = scores.visibility.over_queries(scores.query * counted)
-    if scores.position_query is not None:
-        queries = queries + scores.position_query
+    if scores.by_distance is not None:
+        queries = queries + scores.by_distance
     by_key = key * queries
     expected, size = (
         scores.by_type(part.sum(-1, keepdim=True)).squeeze(-1) for part in (by_key, by_key.abs())

@@ -102,7 +102,8 @@ def _of_masked(loaded: LoadedModel, batch: Batch, maps: str, changes: Changes | 
         blocks = _Blocks(loaded, CurrentLayer(hidden, frozenset(), changes), lambda _: None, maps)
         with _capturing(loaded, blocks):
             given = ask(loaded, hidden, "masked")
-    return predicted(given, plain, batch.inputs["input_ids"], which)
+    ids = batch.inputs["input_ids"]
+    return predicted(given, plain, ids, which, batch.tokens.on(ids.device))
 
 
 def given_out(output: ModelOutput) -> Tensor:

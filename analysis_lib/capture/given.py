@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -24,8 +23,18 @@ from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.source import NEEDS, Source
 from analysis_lib.capture.tokens import unpadded
+from analysis_lib.capture.vector_files import (
+    DESCRIPTIONS,
+    STATES,
+    Arrays,
+    Column,
+    StateFile,
+    arrays_in,
+    has_states,
+    state_files,
+)
 from analysis_lib.capture.vectors import Vectors, wide
-from analysis_lib.errors import AnalysisError, refuse_all, require_path
+from analysis_lib.errors import AnalysisError, in_order, require_path, shown
 from analysis_lib.models import ModelSpec
 from analysis_lib.models.parts import Layout
 
@@ -37,9 +46,6 @@ _PART = re.compile(r"-part_[0-9]+$")
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Number of rows hashed at once.
 ROWS = 4096
-ENDINGS = (".safetensors", ".npy")
-# Arrays of a file that describe the texts and are not vectors.
-DESCRIPTIONS = ("lengths", "units")
 
 
 class Text(NamedTuple):
@@ -244,7 +250,9 @@ class LayerVectors:
 
 @dataclass(frozen=True)
 class FolderSpec(ModelSpec):
-    """The folder, as another process needs it to open the vectors."""
+    """The folder, as another process needs it to open the vectors, with the layers in its files."""
+
+    layers: tuple[str, ...] | None = None
 
 
 class GivenVectors(Source):
@@ -261,18 +269,27 @@ class GivenVectors(Source):
     layout = Layout(())
     device = torch.device("cpu")
 
-    def __init__(self, vectors: Mapping | Sequence | Path):
+    def __init__(
+        self, vectors: Mapping | Sequence | Path, layers: Sequence[int | str] | None = None
+    ):
         self.name = "vectors"
         self.spec = None
         self.stored = {name: [] for name in DESCRIPTIONS}
         self._paths = {}
+        self._layers = None if layers is None else layer_names(layers)
         if isinstance(vectors, Path | str):
             require_path("the folder of vectors", vectors)
             self.name = str(vectors)
-            self.spec = FolderSpec(str(Path(vectors).resolve()), None, "as stored", "cpu")
-            named = self._in_folder(Path(vectors))
-        else:
+            path = str(Path(vectors).resolve())
+            self.spec = FolderSpec(path, None, "as stored", "cpu", layers=self._layers)
+            named = self._in_folder(vectors)
+        elif layers is None:
             named = _in_memory(vectors)
+        else:
+            raise AnalysisError(
+                "layers are given for vectors in memory: name these by their layer, as in "
+                "{3: vectors}, and leave layers out"
+            )
         parts: dict[tuple[int, str], list[Part]] = {}
         names: dict[tuple[int, str], str] = {}
         for name, part in named:
@@ -291,25 +308,18 @@ class GivenVectors(Source):
             )
         self.layers = [LayerVectors(*key, parts[key]) for key in sorted(parts)]
 
-    def _in_folder(self, folder: Path) -> Iterator[tuple[str, Part]]:
+    def _in_folder(self, folder: Path | str) -> Iterator[tuple[str, Part]]:
         """The arrays of the files with their names, ordered by the numbers in file names."""
-        if not folder.is_dir():
-            raise AnalysisError(
-                f"there is no folder {folder}: give one of {', '.join(ENDINGS)} files"
-            )
-        read = {}
-        faults = []
-        for path in sorted(folder.iterdir(), key=_natural_order):
-            # Hidden files may belong to a measurement in progress.
-            if path.suffix not in ENDINGS or path.name.startswith("."):
-                continue
-            try:
-                read[path] = files.read(path, _arrays, "make it again with safetensors or np.save")
-            except AnalysisError as error:
-                faults.append(str(error))
-        refuse_all(faults)
+        read = arrays_in(folder)
+        self._paths = {path.name: path for path in read}
+        if self._layers is not None or any(map(has_states, read.values())):
+            texts = state_files(folder, read)
+            refuse_other_layers(self.name, texts, self._layers)
+            for arrays in read.values():
+                self._take_descriptions(arrays)
+            yield from _of_texts(texts, self._layers)
+            return
         for path, arrays in read.items():
-            self._paths[path.name] = path
             lengths = self._take_descriptions(arrays)
             name = _PART.sub("", path.stem)
             if len(arrays) == 1 and _NAME.fullmatch(name):
@@ -319,7 +329,7 @@ class GivenVectors(Source):
             for array, opened in arrays.items():
                 yield array, Part(f"{path} ({array})", opened, lengths)
 
-    def _take_descriptions(self, arrays: dict[str, Callable[[], Any]]) -> list[int]:
+    def _take_descriptions(self, arrays: Arrays) -> list[int]:
         """Remove the arrays that describe texts; returns the lengths of the texts in the file."""
         own = {}
         for name in DESCRIPTIONS:
@@ -359,8 +369,10 @@ class GivenVectors(Source):
 
     @cached_property
     def revision(self) -> str:
-        """The hash of the files, or of the vectors in memory."""
+        """The hash of the files and the layers in them, or of the vectors in memory."""
         digest = hashlib.sha256(json.dumps(self.files).encode())
+        if self._layers is not None:
+            digest.update(json.dumps(self._layers).encode())
         for vectors in () if self.files else self.layers:
             for part in vectors.parts:
                 digest.update(repr([vectors.name, part.shape, part.dtype]).encode())
@@ -477,6 +489,51 @@ class GivenVectors(Source):
                 receive(Activations(layer, "vectors", "", tokens, {"final": final}))
 
 
+def layer_names(layers: Sequence[int | str]) -> tuple[str, ...]:
+    """The layers in the files of vLLM, in order, such as ``hidden_1`` for 1.
+
+    Raises:
+        AnalysisError: they are neither numbers nor such as ``final_3``, or one is there twice.
+    """
+    names = []
+    for layer in in_order("layers", layers, "a number for each, as in [1, 2, 3]"):
+        known = _NAME.fullmatch(str(layer))
+        if known is None or known[1] not in (None, "layer", "hidden", "final"):
+            raise AnalysisError(
+                f"layers has {shown(layer)}: give numbers, as in 1,2,3, or final_3 for what is "
+                "behind the last norm"
+            )
+        space = "final" if known[1] == "final" else "hidden"
+        name = f"{space}_{int(known[2])}"
+        if name in names:
+            raise AnalysisError(f"layers has {layer} twice: give each once, in their order")
+        names.append(name)
+    return tuple(names)
+
+
+def refuse_other_layers(
+    name: str, texts: Sequence[StateFile], layers: Sequence[str] | None
+) -> None:
+    """Raise an AnalysisError unless there is a name for each layer in the files of vLLM."""
+    count = texts[0].shape[1]
+    if layers is not None and len(layers) == count:
+        return
+    given = "which these are is not known"
+    if layers is not None:
+        given = f"{len(layers)} are given"
+    raise AnalysisError(
+        f"{name}: its files have {STATES} of {count} layers, and {given}: give layers (--layers), "
+        "a number for each in their order, as in 1,2,3"
+    )
+
+
+def _of_texts(texts: Sequence[StateFile], layers: Sequence[str]) -> Iterator[tuple[str, Part]]:
+    """The vectors of each layer, a part for each text, with the name of the layer."""
+    for index, layer in enumerate(layers):
+        for text in texts:
+            yield layer, Part(f"{text.path} ({layer})", partial(Column, text, index), None)
+
+
 def _in_memory(vectors: Mapping | Sequence) -> Iterator[tuple[str, Part]]:
     """The arrays, each with the name of its layer.
 
@@ -570,27 +627,3 @@ def _layer_and_space(name: str, origin: str) -> tuple[int, str]:
         )
     space, layer = known.groups("hidden")
     return int(layer), "hidden" if space == "layer" else space
-
-
-def _natural_order(path: Path) -> list[int | str]:
-    """A sort key that orders files by the numbers in their names: part 10 comes after part 9."""
-    pieces = re.split(r"([0-9]+)", path.stem)
-    return [int(piece) if piece.isdecimal() else piece for piece in pieces]
-
-
-def _arrays(path: Path) -> dict[str, Callable[[], Any]]:
-    """Functions that open the arrays of a file without reading them, by the name of the array."""
-    if path.suffix == ".safetensors":
-        with safe_open(path, "pt") as file:
-            names = file.keys()
-        arrays = {name: partial(_tensor, path, name) for name in names}
-    else:
-        arrays = {path.stem: partial(np.load, path, mmap_mode="r", allow_pickle=False)}
-    for opened in arrays.values():
-        opened()
-    return arrays
-
-
-def _tensor(path: Path, name: str) -> Any:
-    with safe_open(path, "pt") as file:
-        return file.get_slice(name)

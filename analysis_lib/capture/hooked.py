@@ -20,9 +20,9 @@ from analysis_lib.capture import masks
 from analysis_lib.capture.activations import BLOCKS, SCORES, WEIGHTS, CurrentLayer
 from analysis_lib.capture.attention_rows import AttentionWeights, Block
 from analysis_lib.capture.projections import ProjectionHooks, projected_by_head, score_sums
+from analysis_lib.capture.score_sums import PositionQuery
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import wide
-from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.models.parts import Attention
 
 
@@ -66,7 +66,7 @@ class HookedAttention:
         query, key, value, key_input = joined(windows)
         keys = tokens
         if key.shape[2] != query.shape[2]:  # CvT reduces the map that keys are projected from.
-            is_cls = tokens.types[0] == TOKEN_TYPES.index("cls")
+            is_cls = tokens.types[0] == tokens.type_names.index("cls")
             leading = ["cls"] * int(is_cls.sum())
             keys = layer.unpadded(key.shape[2], leading).on(key.device)
         if spec.seen is None:
@@ -76,7 +76,7 @@ class HookedAttention:
             visibility, _ = layer.visibility(seen, query, key)
         layer.take(query, key, value, key_input, visibility)
         if SCORES in layer.needs:
-            position, position_query = _position_terms(module, call.arguments, query, tokens)
+            position, position_query = _position_terms(module, call.arguments, query)
             inputs = layer.vectors(key_input, visibility.keys)
             layer.activations.scores = score_sums(
                 module,
@@ -115,8 +115,7 @@ def _position_terms(
     module: nn.Module,
     arguments: dict[str, object],
     query: Tensor,
-    tokens: Tokens,
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, PositionQuery | None]:
     """``position`` and ``position_query`` of :class:`ScoreSums`, before scaling."""
     utterances, heads, count, head_dim = query.shape
     if arguments.get("position_bias") is not None:
@@ -129,7 +128,7 @@ def _position_terms(
         bias = bias * head_dim**0.5
         return bias.expand(-1, -1, count, -1), None
     if arguments.get("rel_embeddings") is not None:
-        return disentangled_terms(module, arguments, query, tokens)
+        return disentangled_terms(module, arguments, query)
     return None, None
 
 
@@ -137,11 +136,7 @@ def disentangled_terms(
     module: nn.Module,
     arguments: dict[str, object],
     query: Float[Tensor, "utterance head token head_dim"],
-    tokens: Tokens,
-) -> tuple[
-    Float[Tensor, "utterance head token token"] | None,
-    Float[Tensor, "utterance head token head_dim"] | None,
-]:
+) -> tuple[Float[Tensor, "utterance head token token"] | None, PositionQuery | None]:
     """DeBERTa's scores between contents and relative positions, before scaling (He et al. 2021).
 
     They are added to q_m · k_n in its disentangled attention.
@@ -151,9 +146,9 @@ def disentangled_terms(
         arguments: the arguments of its call, by name.
 
     Returns:
-        The content-to-position score of each pair, q_m · r^K(m − n); and for each key n, Σ_m r^Q(n
-        − m) over the counted queries m: the position-to-content score of a pair is r^Q(n − m) ·
-        k_n. None for a term that the model lacks.
+        The content-to-position score of each pair, q_m · r^K(m − n); and a function that gives, for
+        each key n, Σ_m r^Q(n − m) over the counted queries m: the position-to-content score of a
+        pair is r^Q(n − m) · k_n. None for a term that the model lacks.
     """
     count = query.shape[2]
     relative = arguments["relative_pos"]
@@ -192,10 +187,13 @@ def disentangled_terms(
         # distance occurs is enough.
         index = (-relative + span).clamp(0, 2 * span - 1)
         index = index.expand(len(query), -1, -1)
-        counted = tokens.counted.to(query.dtype).unsqueeze(1)
-        occurs = query.new_zeros(len(query), count, 2 * span)
-        occurs.scatter_add_(2, index, counted.expand(-1, count, -1))
-        position_query = occurs.unsqueeze(1) @ by_distance["p2c"]
+
+        def position_query(tokens: Tokens) -> Tensor:
+            counted = tokens.counted.to(query.dtype).unsqueeze(1)
+            occurs = query.new_zeros(len(query), count, 2 * span)
+            occurs.scatter_add_(2, index, counted.expand(-1, count, -1))
+            return occurs.unsqueeze(1) @ by_distance["p2c"]
+
     return position, position_query
 
 

@@ -4,7 +4,7 @@ import functools
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from analysis_lib.capture.interventions import interventions
 from analysis_lib.capture.tokens import Tokens, unpadded
+from analysis_lib.corpora.token_types import TOKEN_TYPES
 from analysis_lib.errors import (
     AnalysisError,
     require_choice,
@@ -42,6 +43,7 @@ class Settings:
             position of the map.
         intervention: changes inside the model: a tuple of :class:`Replace`, from the argument of
             ``measure``.
+        chat_template: the template of conversations, in place of the tokenizer's.
         tokens: ``all``, or a limit such as ``norm<10x``: only tokens whose hidden vector is shorter
             than 10 times the median norm of its layer, which is that of ``token_norms``, accurate
             to 1.1 %. The queries, keys and values of a token count in a layer if the input of that
@@ -57,12 +59,17 @@ class Settings:
     maps: str = "flatten"
     intervention: object = ()
     tokens: str = "all"
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         require_choice("long_texts", self.long_texts, ("cut", "window"))
         require_choice("maps", self.maps, ("flatten", "positions"))
         require_flag("special_tokens", self.special_tokens)
         object.__setattr__(self, "intervention", interventions(self.intervention))
+        if self.chat_template is not None:
+            require_text(
+                "chat_template", self.chat_template, "a template in Jinja, or leave it out"
+            )
         tokens_wanted = "all, or a multiple of the median norm as in 'norm<10x'"
         require_text("tokens", self.tokens, tokens_wanted)
         if self.tokens != "all" and not (self.norms_below or 0) > 0:
@@ -70,6 +77,13 @@ class Settings:
         object.__setattr__(
             self, "tokens_per_batch", require_whole("tokens_per_batch", self.tokens_per_batch, 1)
         )
+
+    def described(self) -> dict[str, object]:
+        """The settings by name, as ``run.json`` has them: a chat template only if one is given."""
+        settings = asdict(self)
+        if self.chat_template is None:
+            del settings["chat_template"]
+        return settings
 
     @property
     def norms_below(self) -> float | None:
@@ -91,6 +105,7 @@ class Reading:
         spelt: special tokens that are spelt out in a text, and are tokens of that text.
         doubled: texts that begin with the token that the tokenizer puts before them anyway.
         without_text: sounds without a text for the decoder.
+        unanswered: conversations whose last message is not the assistant's.
         halved: parts of the corpus whose batches did not fit the memory, and were made smaller.
     """
 
@@ -102,6 +117,7 @@ class Reading:
     spelt: int = 0
     doubled: int = 0
     without_text: int = 0
+    unanswered: int = 0
     halved: int = 0
 
     def split(self, length: int, limit: int, windows: bool) -> list[slice]:
@@ -145,6 +161,7 @@ class Batch:
         inputs: the arguments of the model, by name.
         groups: the jackknife group of each utterance.
         special_tokens: see :class:`Settings`.
+        type_names: the types that tokens of the corpus can have, see ``Corpus.token_types``.
         tokens: the tokens of texts; those of images and sounds are known only inside the model.
         shifted: the decoder's input in an encoder-decoder: the same text, one token later.
         lengths: the length of each sound, in samples.
@@ -159,6 +176,7 @@ class Batch:
     shifted: Tokens | None = None
     lengths: Int[Tensor, " utterance"] | None = None
     steps: Steps | None = None
+    type_names: tuple[str, ...] = TOKEN_TYPES
 
     @classmethod
     def stacked(
@@ -204,7 +222,8 @@ class Batch:
             sequences: the number of sequences of each utterance.
         """
         groups = tuple(group for group in self.groups for _ in range(sequences))
-        return unpadded(groups, count, leading, self.special_tokens).on(self.device)
+        tokens = unpadded(groups, count, leading, self.special_tokens, self.type_names)
+        return tokens.on(self.device)
 
     def beginning(self, tokens: int) -> "Batch":
         """The first tokens of each text; the same batch if its inputs cannot be cut by themselves.
@@ -231,12 +250,11 @@ class Batch:
         inputs = {n: v[:utterances] if isinstance(v, Tensor) else v for n, v in self.inputs.items()}
         tokens, shifted = (part and part.head(utterances) for part in (self.tokens, self.shifted))
         lengths = None if self.lengths is None else self.lengths[:utterances]
-        return Batch(
-            inputs,
-            self.groups[:utterances],
-            self.special_tokens,
-            tokens,
-            shifted,
-            lengths,
-            self.steps,
+        return replace(
+            self,
+            inputs=inputs,
+            groups=self.groups[:utterances],
+            tokens=tokens,
+            shifted=shifted,
+            lengths=lengths,
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import wide
+from analysis_lib.corpora.token_types import ALL_TYPES
 from analysis_lib.errors import (
     AnalysisError,
     in_order,
@@ -26,7 +27,6 @@ from analysis_lib.errors import (
     require_whole,
     shown,
 )
-from analysis_lib.models.loaded import TOKEN_TYPES
 
 # Sites where vectors can be changed.
 SITES = (
@@ -101,9 +101,9 @@ class Replace:
         require_flag("but", self.but)
         object.__setattr__(self, "seed", require_seed("the seed of an intervention", self.seed))
         for kind in self.tokens or ():
-            if kind not in TOKEN_TYPES:
+            if kind not in ALL_TYPES:
                 raise AnalysisError(
-                    f"tokens are {kind!r}: give types of tokens, of {', '.join(TOKEN_TYPES)}"
+                    f"tokens are {kind!r}: give types of tokens, of {', '.join(ALL_TYPES)}"
                 )
         if self.dimensions is not None and self.directions is not None:
             raise AnalysisError("both dimensions and directions are given: give one of them")
@@ -233,7 +233,8 @@ class Change:
         """True at the tokens whose vectors are changed."""
         if self.replace.tokens is None:
             return tokens.mask
-        wanted = [TOKEN_TYPES.index(kind) for kind in self.replace.tokens]
+        names = tokens.type_names
+        wanted = [names.index(kind) for kind in self.replace.tokens if kind in names]
         chosen = torch.isin(tokens.types, torch.tensor(wanted, device=tokens.types.device))
         if "first" in self.replace.tokens:
             chosen[:, 0] = True
@@ -277,11 +278,11 @@ class Change:
             return torch.zeros_like(given)
         if replace.by.startswith("other"):
             return self._others(tokens, half, chosen, draws).transpose(1, 2).to(given)
-        types = torch.full(tokens.types.shape, len(TOKEN_TYPES))
+        types = torch.full(tokens.types.shape, len(tokens.type_names))
         types = tokens.types.cpu() if replace.by == "type_mean" else types
         half = half.unsqueeze(1)
         for kind in types[chosen & (gathered.counts[half, types] == 0)].tolist():
-            raise self._lacking(kind)
+            raise self._lacking(kind, tokens)
         means = gathered.mean[half, types]  # utterance x token x head x dim
         if replace.by == "noise" and gathered.directions is None:
             means = means + torch.randn(means.shape, generator=draws) * gathered.deviation[half]
@@ -309,19 +310,20 @@ class Change:
                 in_half = (half[utterance] == 2) | (groups % 2 == half[utterance])
                 candidates = ((groups != group) & in_half).nonzero().flatten()
                 if not len(candidates):
-                    missing = kind if len(pools) > 1 else len(TOKEN_TYPES)
-                    raise self._lacking(missing)
+                    missing = kind if len(pools) > 1 else len(tokens.type_names)
+                    raise self._lacking(missing, tokens)
                 is_kind = kinds[utterance] == kind
                 positions = (chosen[utterance] & is_kind).nonzero().flatten()
                 drawn = torch.randint(len(candidates), (len(positions),), generator=draws)
                 others[utterance, positions] = vectors[candidates[drawn]]
         return others
 
-    def _lacking(self, kind: int) -> AnalysisError:
+    def _lacking(self, kind: int, tokens: Tokens) -> AnalysisError:
+        kind_name = (*tokens.type_names, "any")[kind]
         return AnalysisError(
             f"{self.replace.where} of layer {self.layer}: other texts have no token of type "
-            f"{(*TOKEN_TYPES, 'any')[kind]} whose vectors could take the place of one: give more "
-            "texts, or other tokens"
+            f"{kind_name} whose vectors could take the place of one: give more texts, or other "
+            "tokens"
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.capture.inputs import Batch
-from analysis_lib.capture.tokens import Tokens
+from analysis_lib.capture.tokens import Bin, Tokens
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
@@ -37,14 +37,24 @@ class Output:
         loss: −ln p of the predicted token: the next one, or the masked one if ``masked``.
         kl: Kullback-Leibler divergence of the prediction from the one without changes.
         counted: the tokens that have these numbers.
+        tokens: all tokens.
         masked: whether this is the pass over masked tokens.
     """
 
     counted: Mapping[str, Bool[Tensor, "utterance token"]]
+    tokens: Tokens
     cosine: Float[Tensor, "utterance token"] | None = None
     loss: Float[Tensor, "utterance token"] | None = None
     kl: Float[Tensor, "utterance token"] | None = None
     masked: bool = False
+
+    def of_bin(self, bin: Bin) -> "Output":
+        """The same outputs, where only tokens in a bin count."""
+        inside = self.tokens.in_bin(bin)
+        counted = {}
+        for name, mask in self.counted.items():
+            counted[name] = mask & inside
+        return replace(self, counted=counted)
 
 
 def ask(loaded: LoadedModel, batch: Batch, objective: str | None) -> Given:
@@ -67,19 +77,26 @@ def compared(
     cosine = functional.cosine_similarity(*(wide(part).double() for part in vectors), dim=-1)
     counted = {"cosine": tokens.counted.bool()}
     if given.logits is None:
-        return Output(counted, cosine)
+        return Output(counted, tokens, cosine)
     # The last token has no next token.
-    counted |= dict.fromkeys(("loss", "kl"), functional.pad(tokens.mask[:, 1:], (0, 1)))
-    return Output(counted, cosine, *_prediction(given, plain, functional.pad(ids[:, 1:], (0, 1))))
+    has_next = functional.pad(tokens.mask[:, 1:], (0, 1))
+    counted |= dict.fromkeys(("loss", "kl"), has_next)
+    following = functional.pad(ids[:, 1:], (0, 1))
+    loss, kl = _prediction(given, plain, following)
+    return Output(counted, tokens, cosine, loss, kl)
 
 
 def predicted(
-    given: Given, plain: Given, ids: Tensor, masked: Bool[Tensor, "utterance token"]
+    given: Given,
+    plain: Given,
+    ids: Tensor,
+    masked: Bool[Tensor, "utterance token"],
+    tokens: Tokens,
 ) -> Output:
     """Predictions of masked tokens, compared with those of the pass without changes."""
-    return Output(
-        dict.fromkeys(("loss", "kl"), masked), None, *_prediction(given, plain, ids), masked=True
-    )
+    counted = dict.fromkeys(("loss", "kl"), masked)
+    loss, kl = _prediction(given, plain, ids)
+    return Output(counted, tokens, None, loss, kl, masked=True)
 
 
 def _prediction(

@@ -8,10 +8,11 @@ from torch import Tensor
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.corpora import Captioned
+from analysis_lib.corpora.token_types import PAIR_TYPES, TOKEN_TYPES
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.models import LoadedModel
 from analysis_lib.models.loaded import ENDS
-from analysis_lib.models.pairs import PAIR_TYPES, PairReader, placed
+from analysis_lib.models.pairs import PairReader, placed
 
 
 def pair_batches(
@@ -50,16 +51,10 @@ def _batch(loaded: LoadedModel, item: Captioned, group: int, settings: Settings)
             f"{ids.shape[1]} tokens: shorten it"
         )
     types = _types(loaded, reader, made["input_ids"], item.text).to(ids.device)
-    # Until tables have types of their own for pairs.
-    types = _of_texts(types)
     mask = made.get("attention_mask", torch.ones_like(made["input_ids"])).bool().to(ids.device)
-    tokens = Tokens(mask, types, (group,), settings.special_tokens, ids=ids)
-    return Batch(inputs, (group,), settings.special_tokens, tokens)
-
-
-def _of_texts(types: Tensor) -> Tensor:
-    names = [name if name in TOKEN_TYPES else "other" for name in PAIR_TYPES]
-    return torch.tensor([TOKEN_TYPES.index(name) for name in names], device=types.device)[types]
+    counted = settings.special_tokens
+    tokens = Tokens(mask, types, (group,), counted, ids=ids, type_names=PAIR_TYPES)
+    return Batch(inputs, (group,), counted, tokens, type_names=PAIR_TYPES)
 
 
 def _types(loaded: LoadedModel, reader: PairReader, ids: Tensor, text: str) -> Tensor:

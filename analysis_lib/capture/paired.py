@@ -19,8 +19,9 @@ from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.source import NEEDS, ModelSource, Source
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import Vectors
+from analysis_lib.corpora.token_types import TOKEN_TYPES
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import TOKEN_TYPES, LoadedModel, ModelSpec
+from analysis_lib.models import LoadedModel, ModelSpec
 from analysis_lib.models.parts import Layout
 from analysis_lib.models.tokenization import Encoded, encoded
 
@@ -200,8 +201,7 @@ class _Units:
         longest = max(counts)
         lengths = torch.tensor(counts)
         mask = torch.arange(longest) < lengths[:, None]
-        other = TOKEN_TYPES.index("other")
-        types = torch.full(mask.shape, other)
+        types = torch.full(mask.shape, TOKEN_TYPES.index("other"))
         tokens = Tokens(mask, types, batch.groups)
         self.tokens = tokens.on(pair.device)
 

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from analysis_lib.capture.activations import CurrentLayer
 from analysis_lib.capture.interventions import SIDES
 from analysis_lib.capture.memory import is_out_of_memory
-from analysis_lib.capture.score_sums import ScoreSums
+from analysis_lib.capture.score_sums import PositionQuery, ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
@@ -282,7 +282,7 @@ def score_sums(
     inputs: Vectors,
     visibility: Visibility,
     position: Tensor | None,
-    position_query: Tensor | None = None,
+    position_query: PositionQuery | None = None,
 ) -> ScoreSums:
     """The sums of scores of a module; several heads of queries may share a head of keys."""
     heads = query.shape[1]

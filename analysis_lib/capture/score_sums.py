@@ -1,7 +1,7 @@
 """Sums of attention scores: the contribution C_j of each dimension, and the other terms."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -9,12 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analysis_lib.capture.long_sums import weighted_sums
-from analysis_lib.capture.tokens import Visibility
+from analysis_lib.capture.tokens import Bin, Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors
 
 BackThroughKey = Callable[
     [Float[Tensor, "utterance head #key head_dim"]], Float[Tensor, "utterance head key made"]
 ]
+# A function of the tokens of the queries, see ``ScoreSums.position_query``.
+PositionQuery = Callable[[Tokens], Float[Tensor, "utterance head key made"]]
 
 
 @dataclass(eq=False)
@@ -54,8 +56,9 @@ class ScoreSums:
         back: a function that applies T_nᵀ to one vector per key; None for the identity.
         position: the term added to the score of each pair that does not depend on the key's input:
             a relative position bias, or DeBERTa's content-to-position score.
-        position_query: for each key, Σ_m r_mn over the queries m that see it, where r_mn · (W_K
-            x_n) is added to the score: DeBERTa's position-to-content score.
+        position_query: a function of the queries' tokens that gives, for each key, Σ_m r_mn over
+            the counted queries m that see it, where r_mn · (W_K x_n) is added to the score:
+            DeBERTa's position-to-content score.
         offset: T_n applied to b_K if T_n is affine, as with a LayerNorm of keys; ``bias`` is None
             then.
     """
@@ -67,8 +70,22 @@ class ScoreSums:
     visibility: Visibility
     back: BackThroughKey | None = None
     position: Float[Tensor, "#utterance head token key"] | None = None
-    position_query: Float[Tensor, "utterance head key made"] | None = None
+    position_query: PositionQuery | None = None
     offset: Float[Tensor, "utterance head key head_dim"] | None = None
+
+    def of_bin(self, bin: Bin) -> "ScoreSums":
+        """The same scores, where only queries in a bin count."""
+        return replace(self, visibility=self.visibility.of_bin(bin))
+
+    @cached_property
+    def by_distance(self) -> Float[Tensor, "utterance head key made"] | None:
+        """For each key, Σ_m r_mn over the counted queries m that see it; None without such a term.
+
+        See ``position_query``.
+        """
+        if self.position_query is None:
+            return None
+        return self.position_query(self.visibility.queries)
 
     @cached_property
     def _asked(self) -> Float[Tensor, "utterance head #key head_dim"]:
@@ -86,7 +103,7 @@ class ScoreSums:
         The key axis has length 1 if the sum is the same for all keys.
         """
         gradient = self._asked if self.back is None else self.back(self._asked)
-        return gradient if self.position_query is None else gradient + self.position_query
+        return gradient if self.by_distance is None else gradient + self.by_distance
 
     @cached_property
     def contributions(self) -> Float[Tensor, "run head kind width"]:
@@ -113,9 +130,9 @@ class ScoreSums:
         """
         content = self.contributions.sum(-1, dtype=torch.float64, keepdim=True)
         terms = {"content": self.visibility.keys.of_types(content).squeeze(-1)}
-        if self.position_query is not None:
+        if self.by_distance is not None:
             projected = torch.einsum("hed,bnd->bhne", self.weight, self.inputs.values.squeeze(1))
-            by_key = (self.position_query * projected).sum(-1, keepdim=True)
+            by_key = (self.by_distance * projected).sum(-1, keepdim=True)
             terms["position_query"] = self.by_type(by_key).squeeze(-1)
             terms["content"] = terms["content"] - terms["position_query"]
         if self.bias is not None or self.offset is not None:

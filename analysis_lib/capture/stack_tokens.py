@@ -11,7 +11,7 @@ from torch import Tensor
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.models import LoadedModel
 from analysis_lib.models.pairs import MEDIA
 
 
@@ -45,9 +45,13 @@ def stack_tokens(
         # The leading tokens of AST.
         leading["frames"] = ["cls"] * batch.steps.leading
     tokens = batch.unpadded(count, leading.get(rule, ()), sequences)
+    medium = {"patches": "image", "frames": "sound"}.get(rule)
+    if medium in tokens.type_names:
+        is_other = tokens.types == tokens.type_names.index("other")
+        tokens.types[is_other] = tokens.type_names.index(medium)
     if rule == "patches" and (trailing := getattr(loaded.model.config, "num_detection_tokens", 0)):
         # The tokens with which YOLOS detects objects.
-        tokens.types[:, -trailing:] = TOKEN_TYPES.index("detection")
+        tokens.types[:, -trailing:] = tokens.type_names.index("detection")
     if rule == "blocks" and args[1] is not None:
         # The number of blocks of MANTa's encoder depends on the text: the attention mask holds it.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)

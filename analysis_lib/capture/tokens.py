@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -13,11 +13,21 @@ from torch.nn import functional
 
 from analysis_lib.capture.long_sums import is_chunked, weighted_sums
 from analysis_lib.capture.masks import Band, bands, is_earlier, rows_of
-from analysis_lib.models import TOKEN_TYPES
+from analysis_lib.corpora.token_types import TOKEN_TYPES, special_count
 
 T = TypeVar("T")
-# The first entries of TOKEN_TYPES.
-SPECIAL_TYPES = ("cls", "sep", "register", "detection")
+
+
+class Bin(NamedTuple):
+    """Some of the tokens of each utterance.
+
+    Attributes:
+        by: ``position`` or ``type``, what tokens are divided by.
+        index: which: of positions as :func:`bins_of` counts them, or of ``Tokens.type_names``.
+    """
+
+    by: str
+    index: int
 
 
 class Owners:
@@ -85,15 +95,16 @@ class Tokens:
 
     Attributes:
         mask: True at a token, False at padding.
-        types: the type of each token, an index into ``TOKEN_TYPES``; meaningless at padding.
+        types: the type of each token, an index into ``type_names``; meaningless at padding.
         groups: the jackknife group of each utterance.
-        special_tokens: whether tokens of ``SPECIAL_TYPES`` count.
+        special_tokens: whether tokens of ``SPECIAL_TYPES``, the first of the types, count.
         silent: True at tokens that the model attends to but that are not part of the item, such as
             the silence that Whisper appends to a short sound; these do not count.
         long: True at tokens that do not count because their vectors are too long; see
             :meth:`shorter_than`.
         ids: what the model reads of each token, of a word of characters those of its characters;
             None for tokens that have none, such as patches; meaningless at padding.
+        type_names: the types that tokens of the corpus can have, see ``Corpus.token_types``.
     """
 
     mask: Bool[Tensor, "utterance token"]
@@ -103,6 +114,7 @@ class Tokens:
     silent: Bool[Tensor, "utterance token"] | None = None
     long: Bool[Tensor, "utterance token"] | None = None
     ids: Int[Tensor, "utterance token *character"] | None = None
+    type_names: tuple[str, ...] = TOKEN_TYPES
     _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
     _results: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -122,17 +134,18 @@ class Tokens:
     @cached_property
     def type_masks(self) -> Float[Tensor, "utterance type token"]:
         """where a token has a type, else 0; 0 at padding for every type."""
-        masks = functional.one_hot(self.types.long(), len(TOKEN_TYPES)) * self.mask.unsqueeze(-1)
+        masks = functional.one_hot(self.types.long(), len(self.type_names))
+        masks = masks * self.mask.unsqueeze(-1)
         return masks.transpose(1, 2).to(torch.get_default_dtype())
 
     @cached_property
     def kinds(self) -> list[int]:
-        """Indices in ``TOKEN_TYPES`` of the types that occur.
+        """Indices in ``type_names`` of the types that occur.
 
         On a GPU these are all types, since finding those that occur would need a synchronisation.
         """
         if self.mask.device.type != "cpu":
-            return [*range(len(TOKEN_TYPES))]
+            return [*range(len(self.type_names))]
         return self.type_masks.any(0).any(-1).nonzero().squeeze(-1).tolist()
 
     @cached_property
@@ -140,7 +153,7 @@ class Tokens:
         """Rows of ``type_masks`` for the types that occur."""
         return (
             self.type_masks
-            if len(self.kinds) == len(TOKEN_TYPES)
+            if len(self.kinds) == len(self.type_names)
             else self.type_masks[:, self.kinds]
         )
 
@@ -174,16 +187,21 @@ class Tokens:
         self, values: Shaped[Tensor, "_ head kind dim"]
     ) -> Shaped[Tensor, "_ head type dim"]:
         """Values by all types, from values by the types that occur; the others get 0."""
-        if len(self.kinds) == len(TOKEN_TYPES):
+        if len(self.kinds) == len(self.type_names):
             return values
-        every = values.new_zeros(*values.shape[:2], len(TOKEN_TYPES), values.shape[3])
+        every = values.new_zeros(*values.shape[:2], len(self.type_names), values.shape[3])
         every[:, :, self.kinds] = values
         return every
+
+    @property
+    def specials(self) -> int:
+        """The number of special types, which come before the others."""
+        return special_count(self.type_names)
 
     @cached_property
     def counted(self) -> Bool[Tensor, "utterance token"]:
         """True at the tokens that count."""
-        mask = self.mask if self.special_tokens else self.mask & (self.types >= len(SPECIAL_TYPES))
+        mask = self.mask if self.special_tokens else self.mask & (self.types >= self.specials)
         return mask if self.silent is None else mask & ~self.silent
 
     @cached_property
@@ -263,11 +281,14 @@ class Tokens:
             vectors_of: ``first`` or ``last``, whose type it has, or ``mean``, which is ``other``.
         """
         if vectors_of not in self._results:
-            types = self.types.new_full((len(self.types), 1), TOKEN_TYPES.index("other"))
+            other = self.type_names.index("other")
+            types = self.types.new_full((len(self.types), 1), other)
             if vectors_of != "mean":
                 types = self.types.gather(1, self.chosen(vectors_of).unsqueeze(1))
             mask = self.counted.any(1, keepdim=True)
-            self._results[vectors_of] = Tokens(mask, types, self.groups, self.special_tokens)
+            self._results[vectors_of] = Tokens(
+                mask, types, self.groups, self.special_tokens, type_names=self.type_names
+            )
         return self._results[vectors_of]
 
     def summing_weights(
@@ -291,7 +312,7 @@ class Tokens:
     @property
     def counted_types(self) -> slice:
         """The range of types whose tokens count."""
-        return slice(None) if self.special_tokens else slice(len(SPECIAL_TYPES), None)
+        return slice(None) if self.special_tokens else slice(self.specials, None)
 
     def shorter_than(self, limit: float, hidden: Float[Tensor, "utterance token dim"]) -> "Tokens":
         """The same tokens, where those with a long hidden vector do not count.
@@ -299,33 +320,77 @@ class Tokens:
         Args:
             limit: the norm from which on a vector is long.
         """
-        long = self.mask & ~(torch.linalg.vector_norm(hidden, dim=-1) < limit)
+        norms = torch.linalg.vector_norm(hidden, dim=-1)
+        is_short = norms < limit
+        long = self.mask & ~is_short
         silent = long if self.silent is None else self.silent | long
         return replace(self, silent=silent, long=long)
+
+    def in_bin(self, bin: Bin) -> Bool[Tensor, "utterance token"]:
+        """True at tokens in a bin."""
+        if bin.by == "type":
+            return self.types == bin.index
+        last = 2**bin.index
+        first = last // 2 + 1
+        position = self.mask.cumsum(1)
+        is_before_next = position <= last
+        return (position >= first) & is_before_next
+
+    def of_bin(self, bin: Bin) -> "Tokens":
+        """The same tokens, where only those in a bin count."""
+        key = bin
+        if key not in self._results:
+            silent = ~self.in_bin(bin)
+            if self.silent is not None:
+                silent |= self.silent
+            self._results[key] = replace(self, silent=silent)
+        return self._results[key]
 
     def head(self, utterances: int, tokens: int | None = None) -> "Tokens":
         """The first ``tokens`` tokens of the first ``utterances`` utterances."""
         part = slice(utterances), slice(tokens)
         silent = None if self.silent is None else self.silent[part]
         ids = None if self.ids is None else self.ids[part]
-        mask, types = self.mask[part], self.types[part]
-        return Tokens(mask, types, self.groups[:utterances], self.special_tokens, silent, ids=ids)
+        return replace(
+            self,
+            mask=self.mask[part],
+            types=self.types[part],
+            groups=self.groups[:utterances],
+            silent=silent,
+            long=None,
+            ids=ids,
+        )
+
+
+def bins_of(count: int) -> int:
+    """The number of bins of ``count`` positions, which count from 1 in each utterance.
+
+    Bin 0 is position 1, and bin b has the positions 2^(b−1) + 1 to 2^b: 2, 3 to 4, 5 to 8, ....
+
+    >>> bins_of(1), bins_of(2), bins_of(4), bins_of(5)
+    (1, 2, 3, 4)
+    """
+    return 1 + (count - 1).bit_length()
 
 
 def unpadded(
-    groups: tuple[int, ...], count: int, leading: Sequence[str] = (), special_tokens: bool = True
+    groups: tuple[int, ...],
+    count: int,
+    leading: Sequence[str] = (),
+    special_tokens: bool = True,
+    type_names: tuple[str, ...] = TOKEN_TYPES,
 ) -> Tokens:
     """``count`` tokens per utterance, without padding.
 
     Args:
         leading: types of the first tokens; all others are ``other``.
     """
-    other = TOKEN_TYPES.index("other")
+    other = type_names.index("other")
     types = torch.full((len(groups), count), other)
     for position, name in enumerate(leading):
-        types[:, position] = TOKEN_TYPES.index(name)
+        types[:, position] = type_names.index(name)
     mask = torch.ones_like(types, dtype=torch.bool)
-    return Tokens(mask, types, groups, special_tokens)
+    return Tokens(mask, types, groups, special_tokens, type_names=type_names)
 
 
 @dataclass(eq=False)
@@ -352,6 +417,7 @@ class Visibility:
     bands: Sequence[Band] = ()
     plain: bool = False
     _factors: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _of_bins: dict[Bin, "Visibility"] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.bands:
@@ -408,6 +474,16 @@ class Visibility:
         if causal and length == count:
             return cls(queries, keys, True, bands=some, plain=is_long and plain)
         return cls(queries, keys, seen_by=mask, bands=some)
+
+    def of_bin(self, bin: Bin) -> "Visibility":
+        """The same pairs, where only queries in a bin count."""
+        if bin not in self._of_bins:
+            queries = self.queries.of_bin(bin)
+            keys = self.keys.of_bin(bin)
+            of_bin = replace(self, queries=queries, keys=keys)
+            of_bin._factors = self._factors
+            self._of_bins[bin] = of_bin
+        return self._of_bins[bin]
 
     @property
     def everyone(self) -> bool:

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from analysis_lib.capture.long_sums import weighted_sums
-from analysis_lib.capture.tokens import Tokens
+from analysis_lib.capture.tokens import Bin, Tokens
 
 
 def wide(values: Tensor) -> Tensor:
@@ -48,6 +48,8 @@ class Vectors:
         self.values = values
         self.tokens = tokens
         self._joined = joined
+        # Vectors with the same values, whose norms are computed once.
+        self._whole: Vectors | None = None
         self._of_texts: dict[str, Vectors] = {}
 
     @classmethod
@@ -83,6 +85,12 @@ class Vectors:
             self._of_texts[vectors_of] = Vectors(values, self.tokens.of_texts(vectors_of))
         return self._of_texts[vectors_of]
 
+    def of_bin(self, bin: Bin) -> "Vectors":
+        """The same vectors, where only those of tokens in a bin count."""
+        of_bin = Vectors(self.values, self.tokens.of_bin(bin))
+        of_bin._whole = self
+        return of_bin
+
     def _of_utterances(self, vectors_of: str) -> Float[Tensor, "utterance head dim"]:
         if vectors_of == "mean":
             counts = self.counts.clamp_min(1).to(self.values.dtype)
@@ -104,6 +112,8 @@ class Vectors:
     @cached_property
     def every_norm(self) -> Float[Tensor, "utterance head token"]:
         """‖x‖₂ of every vector, also where the token does not count."""
+        if self._whole is not None:
+            return self._whole.every_norm
         if self._joined is not None:
             every, heads = self._joined
             return every.every_norm[:, heads]

@@ -5,6 +5,7 @@ A new corpus is one entry: in ``BUNDLED`` (``bundled.py``) for a pinned package,
 ``load_corpus``, the command line and the tests find it there.
 """
 
+from analysis_lib.corpora.conversations import Answered, Conversation
 from analysis_lib.corpora.corpus import PLURAL, Corpus, Pair
 from analysis_lib.corpora.folders import title
 from analysis_lib.corpora.loading import data_identity, known_corpora, load_corpus

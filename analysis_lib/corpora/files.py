@@ -16,7 +16,7 @@ from analysis_lib.corpora.media import MediaFile, parts_of
 from analysis_lib.corpora.reading import decoded_text, ending, lines_of, read_bytes, text_of
 from analysis_lib.corpora.sharing import path_and_columns
 from analysis_lib.corpora.splits import SPLITS, divided
-from analysis_lib.corpora.tables import ENDINGS, Table, open_table
+from analysis_lib.corpora.tables import ANSWERS, ENDINGS, Table, open_table
 from analysis_lib.corpora.transcripts import transcripts
 from analysis_lib.errors import LONGEST_PATH, AnalysisError, near_names
 
@@ -128,9 +128,7 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:
         if column is None and ending(path) in ENDINGS:
-            header = ", ".join(open_table(path).header)
-            example = f"as in {path}:COLUMN (it has: {header})"
-            raise AnalysisError(f"{path} is a table: name its column, {example}")
+            column = _usual_column(path)
         return path, column
     if is_folder:
         return path, column
@@ -140,6 +138,21 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
         )
     near = near_names(spec.partition(":")[0], known)
     raise AnalysisError(f"there is no corpus, file or folder named {spec}: {near}")
+
+
+def _usual_column(path: Path) -> str:
+    """The column of a table that is named without one: messages, or prompts with answers.
+
+    Raises:
+        AnalysisError: it has neither.
+    """
+    header = open_table(path).header
+    if "messages" in header:
+        return "messages"
+    if {"prompt", "answer"} <= {*header}:
+        return ANSWERS
+    example = f"as in {path}:COLUMN (it has: {', '.join(header)})"
+    raise AnalysisError(f"{path} is a table: name its column, {example}")
 
 
 def _captioned_reader(spec: str, path: Path, column: str, units: str | None, kind: str) -> Reader:
@@ -167,7 +180,9 @@ def kind_of_pairs(path: Path, column: str) -> str | None:
 def read_column(
     path: Path, column: str, units: str | None = None, kind: str | None = None
 ) -> list[Example]:
-    """The texts of a column of a table, or the pairs of two columns (``a,b``).
+    """The texts or conversations of a column of a table, or the pairs of two columns (``a,b``).
+
+    The columns ``prompt+answer`` are prompts with their answers.
 
     With a column of classes (``a:label``) they have classes, and a split may be drawn
     (``a:label:test``).
@@ -178,17 +193,20 @@ def read_column(
     """
     table = open_table(path)
     names, label, split = _names_label_and_split(table, column)
-    columns = [table.column(name) for name in names]
+    is_alone = len(names) == 1
+    columns = [table.column(name) for name in names if not is_alone]
     if kind is not None and split:
         raise AnalysisError(
             f"{path} holds files with texts, which are not divided: leave {split} out"
         )
     if kind is not None:
         texts = captioned_files(path, kind, *columns)
-    elif len(columns) == 2:
+    elif not is_alone:
         texts = map(Pair, *columns)
+    elif names[0] == ANSWERS and ANSWERS not in table.header:
+        texts = table.answers()
     else:
-        texts = columns[0]
+        texts = table.texts(names[0])
     labels = repeat(None) if label is None else table.column(label)
     text_units = repeat(None) if units is None else table.column(units)
     examples = [*map(Example, texts, labels, text_units)]
@@ -204,7 +222,7 @@ def _names_label_and_split(table: Table, column: str) -> tuple[list[str], str | 
         names, _, label = column.partition(":")
         if label not in table.header:
             label, _, split = label.partition(":")
-    if names in table.header or names.count(",") != 1:
+    if names == ANSWERS or names in table.header or names.count(",") != 1:
         return [names], label, split
     return names.split(","), label, split
 

@@ -41,9 +41,13 @@ def load_corpus(
             them, such as the ``metadata.csv`` of ``datasets``. Tables and texts may be compressed
             (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
 
-            Or texts or pairs of texts: a list, a Series, or with ``column`` a table of pandas,
-            polars, Arrow or ``datasets``, a dictionary of columns, or rows as dictionaries. A
-            stream of texts or rows is read once, into a file that is deleted with the corpus.
+            A table with a column ``messages`` holds conversations, and one with the columns
+            ``prompt`` and ``answer`` prompts with their answers; both are named without a column.
+
+            Or texts, pairs of texts or conversations, which are lists of messages: a list, a
+            Series, or with ``column`` a table of pandas, polars, Arrow or ``datasets``, a
+            dictionary of columns, or rows as dictionaries. A stream of texts or rows is read once,
+            into a file that is deleted with the corpus.
         column: the column of texts in a table in memory; two make pairs.
         units: the column of a table, in a file or in memory, with the unit of each text: units are
             drawn independently (documents, for sentences), and intervals leave out whole units. A

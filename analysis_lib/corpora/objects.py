@@ -15,7 +15,8 @@ from analysis_lib.corpora.captions import (
     captioned_cell,
     kind_of_cell,
 )
-from analysis_lib.corpora.corpus import Example, Pair, Reader
+from analysis_lib.corpora.conversations import Answered, Conversation, is_messages
+from analysis_lib.corpora.corpus import Example, Pair, Reader, TextItem
 from analysis_lib.corpora.tables import Table, open_table
 from analysis_lib.errors import AnalysisError, near_names, shown
 
@@ -46,9 +47,9 @@ class TextFile(Sequence):
         with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
             with pa.OSFile(file.name, "wb") as opened, pa.ipc.new_file(opened, _SCHEMA) as out:
                 while batch := [*islice(texts, _BATCH)]:
-                    if any(isinstance(text, Pair) for text in batch):
+                    if not all(isinstance(text, str) for text in batch):
                         raise AnalysisError(
-                            "pairs of texts are held in memory: give them in a list"
+                            "pairs of texts and conversations are held in memory: give a list"
                         )
                     out.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], _SCHEMA))
                     count += len(batch)
@@ -169,12 +170,14 @@ def _unit(cell: object) -> str | None:
     return None if _is_missing(cell) else str(cell)
 
 
-def _text(number: int, item: object) -> str | Pair:
+def _text(number: int, item: object) -> TextItem:
     match item:
-        case str():
+        case str() | Pair() | Conversation() | Answered():
             return item
         case (str() as first, str() as second):
             return Pair(first, second)
+    if is_messages(item):
+        return Conversation.of(f"item {number}", item)
     if _is_missing(item):
         return ""
     kind = type(item).__name__

@@ -15,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from analysis_lib.corpora.conversations import Answered, Conversation, is_messages
 from analysis_lib.corpora.reading import (
     ending,
     is_packed,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+# Columns of prompts and answers, with the tokens of both if they are known.
+ANSWERS = "prompt+answer"
+_ANSWERS = ("prompt", "answer", "prompt_ids", "answer_ids")
 # Types of the cells of texts, classes and units.
 _SCALAR = str | int | float | None
 _NO_PARQUET = "is no Parquet file or cannot be read"
@@ -71,6 +75,37 @@ class Table(NamedTuple):
                 near = near_names(column, self.header)
                 raise AnalysisError(f"{self.name} has no column {column}: {near}")
         return self.select(columns)
+
+    def texts(self, column: str) -> list[str | Conversation]:
+        """The cells of a column of a file: conversations if it holds messages, else texts.
+
+        Raises:
+            AnalysisError: as :meth:`column`; or a message without role or content.
+        """
+        cells = [cell for (cell,) in self.rows([column])]
+        if not any(map(is_messages, cells)):
+            return self.column(column)
+        texts = []
+        for number, cell in enumerate(cells, 1):
+            if not is_messages(cell):
+                raise AnalysisError(
+                    f"{self.name}: row {number} holds no messages: remove it, or complete it"
+                )
+            texts.append(Conversation.of(f"{self.name}: row {number}", cell))
+        return texts
+
+    def answers(self) -> list[Answered]:
+        """Prompts with their answers, and the tokens of both where the table has them.
+
+        Raises:
+            AnalysisError: an answer without a token, or a cell that is neither text nor tokens.
+        """
+        columns = [column for column in _ANSWERS if column in self.header]
+        answers = []
+        for number, cells in enumerate(self.rows(columns), 1):
+            given = dict(zip(columns, cells, strict=True))
+            answers.append(Answered.of(f"{self.name}: row {number}", **given))
+        return answers
 
     def column(self, column: str) -> list[str]:
         """The cells of a column of a file as texts; a missing cell is empty.

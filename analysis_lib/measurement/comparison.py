@@ -48,7 +48,7 @@ from analysis_lib.models.loading import checked_options, load_model, refuse_unlo
 
 # Columns that identify a row of a table.
 PLACES = (
-    *("space", "layer", "head", "pair", "position", "dimension"),
+    *("positions", "type", "space", "layer", "head", "pair", "position", "dimension"),
     *("token_type", "query_type", "key_type", "term"),
 )
 # Settings that ``compare`` and the callback of a Trainer pass to ``measure``: all except those that
@@ -292,8 +292,10 @@ def compare(
     models = _checked_models(models)
     check_draw(limit, seed)
     twins = require_whole("the number of twins", twins)
-    metrics = resolvable(metrics)
-    metrics, of_pairs = _of_pairs(metrics)
+    bins = settings.get("bins")
+    metrics, of_pairs = _of_pairs(resolvable(metrics))
+    if metrics:
+        resolvable(metrics, bins)
     checked_options(dtype, device)
     if tokenizer is not None:
         tokenizer = str(
@@ -333,8 +335,8 @@ def compare(
             seeds = [] if model.untrained else range(twins)
             for twin in (None, *seeds):
                 whole = name if twin is None else str(replace(model, untrained=True, seed=twin))
-                known = stored_tables(whole, corpus, metrics, of_vectors, **given)
-                if not known and twin is not None and given == usual:
+                known = stored_tables(whole, corpus, metrics, of_vectors, bins, **given)
+                if not known and twin is not None and given == usual and bins is None:
                     known = shipped_twin(whole, corpus, metrics, of_vectors)
                 if not known:
                     with interruption(kept=bool(runs and store.measurements_directory())):

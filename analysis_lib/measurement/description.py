@@ -47,7 +47,7 @@ class Subject:
         cls, model: LoadedModel | GivenVectors | ModelPair, corpus: Corpus, settings: Settings
     ) -> Self:
         """The subject of a measurement."""
-        written = asdict(settings)
+        written = settings.described()
         if not model.layout.maps:
             # ``maps`` has no effect on models without feature maps.
             written["maps"] = None
@@ -134,6 +134,9 @@ class Subject:
                 f"{report.without_text} {items} have no text, so that its decoder reads the tokens "
                 "alone that begin one"
             )
+        if report.unanswered:
+            note = f"{report.unanswered} conversations end without an answer of the assistant"
+            notes.append(note)
         if report.halved:
             notes.append(
                 "its batches did not fit the memory, and were made smaller: a smaller "

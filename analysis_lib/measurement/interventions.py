@@ -1,5 +1,6 @@
 """Corpus statistics that interventions need: means, deviations, sample vectors, norm limits."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.norms import TokenNorms
-from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.models import LoadedModel
 from analysis_lib.progress import bar
 
 # Number of vectors of each type of token kept per layer, for ``other`` and ``other_of_type``.
@@ -32,6 +33,7 @@ class _Sums:
     """Sums over the vectors of one site in one layer, by half of the groups and by type of token.
 
     Attributes:
+        type_names: the types of tokens of the corpus.
         counts: number of vectors, half x type.
         sums: sums of vectors, half x type x head x dim.
         squares: sums of squares, half x head x dim.
@@ -40,6 +42,7 @@ class _Sums:
             groups of their texts. The vectors with the smallest keys are kept. Empty if not needed.
     """
 
+    type_names: tuple[str, ...]
     counts: Tensor
     sums: Tensor
     squares: Tensor
@@ -47,9 +50,11 @@ class _Sums:
     pool: list[tuple[Tensor, Tensor, Tensor]]
 
     @classmethod
-    def empty(cls, vectors: Tensor, products: bool, pool: bool) -> "_Sums":
+    def empty(
+        cls, type_names: tuple[str, ...], vectors: Tensor, products: bool, pool: bool
+    ) -> "_Sums":
         """Zero sums for vectors of a given shape, token x head x dim."""
-        types = len(TOKEN_TYPES)
+        types = len(type_names)
         _, heads, width = vectors.shape
         zeros = partial(torch.zeros, dtype=torch.float64)
         counts = zeros(2, types)
@@ -58,7 +63,7 @@ class _Sums:
         outer = zeros(2, heads, width, width) if products else None
         none = zeros(0), vectors[:0], torch.zeros(0, dtype=torch.long)
         pools = [none] * (types + 1) if pool else []
-        return cls(counts, sums, squares, outer, pools)
+        return cls(type_names, counts, sums, squares, outer, pools)
 
     def add(self, vectors: Tensor, types: Tensor, groups: Tensor, draws: torch.Generator) -> None:
         """Add vectors to the sums and the pool.
@@ -81,7 +86,7 @@ class _Sums:
         keys = torch.rand(len(vectors), generator=draws, dtype=torch.float64)
         for kind in range(len(self.pool)):
             # The last pool holds all types.
-            ours = (types == kind) | (kind == len(TOKEN_TYPES))
+            ours = (types == kind) | (kind == len(self.type_names))
             news = keys[ours], vectors[ours], groups[ours]
             joined = [torch.cat(pair) for pair in zip(self.pool[kind], news, strict=True)]
             least = joined[0].argsort()[:POOL]
@@ -117,7 +122,7 @@ class _Sums:
 
     def _mean_of_rest(self, change: Replace, name: str) -> Tensor:
         """Mean over the tokens of all types that are not replaced, half x head x dim."""
-        rest = torch.tensor([kind not in change.tokens for kind in TOKEN_TYPES])
+        rest = torch.tensor([kind not in change.tokens for kind in self.type_names])
         counts = self.counts[:, rest].sum(1)
         sums = self.sums[:, rest].sum(1)
         counts, sums = (torch.cat([part, part.sum(0, keepdim=True)]) for part in (counts, sums))
@@ -127,7 +132,8 @@ class _Sums:
                 f"{name}: there is no other token to take the mean of: give more texts, or fewer "
                 "tokens"
             )
-        if "first" in change.tokens and not self.counts[:, TOKEN_TYPES.index("first")].any():
+        of_first = self.counts[:, self.type_names.index("first")]
+        if "first" in change.tokens and not of_first.any():
             raise AnalysisError(
                 f"{name}: the first token of a text has a type of its own here: name that, such as "
                 "cls"
@@ -197,7 +203,9 @@ class _Gathering(Changes):
         vectors = wide(seen).transpose(1, 2).cpu()[mask]
         groups = torch.tensor(tokens.groups).unsqueeze(1).expand_as(tokens.types)
         if (where, layer) not in self.sums:
-            self.sums[where, layer] = _Sums.empty(vectors, self.products, self.pool)
+            self.sums[where, layer] = _Sums.empty(
+                tokens.type_names, vectors, self.products, self.pool
+            )
         self.sums[where, layer].add(vectors, tokens.types[mask], groups[mask], self.draws)
         return values
 
@@ -229,11 +237,11 @@ class _Gathering(Changes):
 
     def missing(self, model: LoadedModel, change: Replace) -> list[str]:
         """The types of tokens that the change names and no text has."""
-        counts = torch.zeros(len(TOKEN_TYPES), dtype=torch.float64)
+        occur = set()
         for layer in self.layers(model, change):
-            counts += self.sums[change.where, layer].counts.sum(0)
-        kinds = [kind for kind in change.tokens or () if kind != "first"]
-        return [kind for kind in kinds if not counts[TOKEN_TYPES.index(kind)]]
+            sums = self.sums[change.where, layer]
+            occur.update(itertools.compress(sums.type_names, sums.counts.sum(0)))
+        return [kind for kind in change.tokens or () if kind != "first" and kind not in occur]
 
 
 def _layers_of(where: str, sites: Iterable[tuple[str, int]]) -> list[int]:

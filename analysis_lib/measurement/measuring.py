@@ -63,6 +63,8 @@ def measure(
     maps: str = Settings.maps,
     intervention: Replace | Sequence[Replace] | None = None,
     tokens: str = Settings.tokens,
+    chat_template: str | None = None,
+    bins: str | None = None,
     workers: int = 1,
     scheduler: str | None = None,
     worker_timeout: float = WORKER_TIMEOUT,
@@ -112,6 +114,11 @@ def measure(
         tokens: ``all``, or a limit such as ``norm<10x``: only tokens whose hidden vector is shorter
             than 10 times the median norm of its layer, which an additional pass computes;
             ``run["report"]["long"]`` gives the number of tokens left out, by layer.
+        chat_template: the template of conversations, in Jinja, in place of the tokenizer's.
+        bins: ``position`` for a table of each bin of positions, of every metric: 1, 2, 3 to 4, 5 to
+            8, ..., or ``type`` for one of each type of token, see
+            :class:`~analysis_lib.metrics.accumulator.Metric`. A window of a long text has positions
+            of its own.
         workers: number of processes on this machine, including this one.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
         worker_timeout: seconds without a working worker of the scheduler after which an error is
@@ -132,9 +139,11 @@ def measure(
             answer or has no workers left.
     """
     started = time.monotonic()
-    metrics = resolvable(metrics)
+    metrics = resolvable(metrics, bins)
     _refuse_work(workers, scheduler, worker_timeout, checkpoints, progress)
-    settings = Settings(special_tokens, long_texts, tokens_per_batch, maps, intervention, tokens)
+    settings = Settings(
+        special_tokens, long_texts, tokens_per_batch, maps, intervention, tokens, chat_template
+    )
     if part is not None:
         part = Part.of(part)
         refuse_part(part, checkpoints, settings)
@@ -153,9 +162,9 @@ def measure(
     refuse_kind(model.name, model.layout, corpus)
     _refuse_without_effect(model, settings)
     source = as_source(model)
-    unavailable = _unavailable_of(source, corpus, metrics, settings)
+    unavailable = _unavailable_of(source, corpus, metrics, settings, bins)
     many = Workers(workers, scheduler, worker_timeout)
-    work = (many, checkpoints, progress, started)
+    work = (many, checkpoints, progress, started, bins)
     if part is not None:
         return _measured_part(source, corpus, metrics, settings, unavailable, part, *work)
     return stored_or_measured(source, corpus, metrics, settings, unavailable, *work)
@@ -192,7 +201,9 @@ def measure_vectors(
     metrics: str | Iterable[str | Metric] = "all",
     *,
     mask: Sequence | np.ndarray | torch.Tensor | None = None,
+    layers: Sequence[int | str] | None = None,
     units: Sequence | None = None,
+    bins: str | None = None,
     workers: int = 1,
     checkpoints: Path | str | None = None,
     progress: bool = True,
@@ -216,6 +227,9 @@ def measure_vectors(
             array is known by its own name, such as ``layer_3.npy``, and the arrays of other
             safetensors files by theirs. ``layer_3-part_0.npy`` and ``layer_3-part_1.npy`` are
             joined, as are arrays of the same name, in the order of the numbers in the file names.
+            Or a folder that vLLM has written (``extract_hidden_states``, with its
+            ``ExampleHiddenStatesConnector``): a safetensors file per text, with ``hidden_states``,
+            token x layer x width, and ``token_ids``.
         lengths: the number of vectors of each text, in order; 1 for each if a vector stands for a
             whole text. Not needed if each array of a list is a text, or with the shape utterance x
             token x width. In a folder, an array ``lengths``: a file of its own, or in a file with
@@ -223,15 +237,19 @@ def measure_vectors(
         mask: instead of lengths, for vectors utterance x token x width: an array utterance x token,
             1 at each token and 0 at padding, on any side, such as the ``attention_mask`` of a
             tokenizer.
+        layers: for a folder of vLLM, which does not say it, the layers in its files, in order, such
+            as ``[1, 2, 3]``: numbers, or ``final_3`` for what is behind the last norm.
+            :func:`~analysis_lib.measurement.layer_check.check_layers` compares them with a model.
         metrics: see :func:`measure`; ``all`` leaves out metrics that these vectors do not allow.
         units: the unit of each text, such as its document: intervals are over these. In a folder,
             an array ``units``.
-        workers, checkpoints, progress: see :func:`measure`; workers need a folder.
+        bins, workers, checkpoints, progress: see :func:`measure`; workers need a folder.
 
     Raises:
         AnalysisError: files that cannot be read; vectors that are not finite (the message names
             file, layer and text) or not floating-point; lengths or a mask that do not fit; two
-            names for one layer; the steps of ``generate``; a metric that needs other inputs.
+            names for one layer; layers that do not fit the files; the steps of ``generate``; a
+            metric that needs other inputs.
 
     >>> import numpy as np
     >>> vectors = {0: np.array([[1.0, 0], [0, 1], [1, 0]])}
@@ -241,9 +259,9 @@ def measure_vectors(
     [0.333]
     """
     started = time.monotonic()
-    metrics = resolvable(metrics)
+    metrics = resolvable(metrics, bins)
     _refuse_work(workers, None, WORKER_TIMEOUT, checkpoints, progress)
-    given = GivenVectors(vectors)
+    given = GivenVectors(vectors, layers)
     texts = given.texts(lengths, mask)
     units = (
         given.stored["units"]
@@ -255,24 +273,27 @@ def measure_vectors(
     )
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
     refuse_unavailable(given, corpus, metrics, Settings(), workers)
-    unavailable = _unavailable_of(given, corpus, metrics, Settings())
-    many = Workers(workers)
-    return stored_or_measured(
-        given, corpus, metrics, Settings(), unavailable, many, checkpoints, progress, started
-    )
+    unavailable = _unavailable_of(given, corpus, metrics, Settings(), bins)
+    work = (Workers(workers), checkpoints, progress, started, bins)
+    return stored_or_measured(given, corpus, metrics, Settings(), unavailable, *work)
 
 
 def _unavailable_of(
-    source: Source, corpus: Corpus, metrics: str | Iterable[str | Metric], settings: Settings
+    source: Source,
+    corpus: Corpus,
+    metrics: str | Iterable[str | Metric],
+    settings: Settings,
+    bins: str | None = None,
 ) -> dict[str, str]:
     """The metrics that are not available, with the reason, unless they were asked for by name.
 
     Raises:
-        AnalysisError: they were.
+        AnalysisError: they were, or none is available.
     """
     unsupported = source.unsupported(corpus.items, settings)
-    unavailable = _unavailable(resolve(metrics), source.model.layout, settings, unsupported)
-    if metrics != "all":
+    resolved = resolve(metrics, bins)
+    unavailable = _unavailable(resolved, source.model.layout, settings, unsupported)
+    if metrics != "all" or len(unavailable) == len(resolved):
         _refuse(source.model.name, unavailable)
     return unavailable
 
@@ -287,10 +308,11 @@ def stored_or_measured(
     checkpoints: Path | str | None,
     progress: bool,
     started: float,
+    bins: str | None = None,
 ) -> Tables:
     """Tables of all available metrics, from kept results and from a measurement of the rest."""
     model = source.model
-    accumulators = [metric for metric in resolve(metrics) if metric.name not in unavailable]
+    accumulators = available(resolve(metrics, bins), unavailable, corpus)
     with StoredMeasurements.of_model(model, corpus, settings).alone() as kept:
         missing = [metric for metric in accumulators if not kept.fill(metric)]
         unfinished = Progress(None)
@@ -314,6 +336,14 @@ def stored_or_measured(
     return tables
 
 
+def available(
+    metrics: Iterable[Metric], unavailable: Mapping[str, str], corpus: Corpus
+) -> list[Metric]:
+    """The metrics that can be measured, for the types of tokens of a corpus."""
+    types = corpus.token_types
+    return [metric.for_types(types) for metric in metrics if metric.name not in unavailable]
+
+
 def _measured_part(
     source: Source,
     corpus: Corpus,
@@ -325,10 +355,11 @@ def _measured_part(
     folder: Path | str,
     progress: bool,
     started: float,
+    bins: str | None = None,
 ) -> Tables:
     """The tables of a part, whose sums are kept in a file, or have been kept there before."""
     model = source.model
-    accumulators = [metric for metric in resolve(metrics) if metric.name not in unavailable]
+    accumulators = available(resolve(metrics, bins), unavailable, corpus)
     known = identity(model, corpus, accumulators, settings)
     file = PartFile(folder, part, known)
     subject = Subject.of(model, corpus, settings)
@@ -362,14 +393,16 @@ def _hint_at(unfinished: Progress) -> Iterator[None]:
         raise KeyboardInterrupt(hint) from None
 
 
-def resolvable(metrics: str | Iterable[str | Metric]) -> str | list[str | Metric]:
+def resolvable(
+    metrics: str | Iterable[str | Metric], bins: str | None = None
+) -> str | list[str | Metric]:
     """The metrics in a form that can be read more than once.
 
     Raises:
         AnalysisError: they cannot be resolved.
     """
     metrics = metrics if isinstance(metrics, str) else in_order("metrics", metrics, WANTED)
-    resolve(metrics)
+    resolve(metrics, bins)
     return metrics
 
 
@@ -436,17 +469,18 @@ def stored_tables(
     corpus: Corpus,
     metrics: str | Iterable[str | Metric],
     settings: Settings,
+    bins: str | None = None,
     **given: str | None,
 ) -> Tables | None:
     """The tables that ``measure`` has kept for a model, without loading it; None if one is missing.
 
     Args:
         name: as in ``load_model``.
-        corpus, metrics: as in ``measure``.
+        corpus, metrics, bins: as in ``measure``.
         given: dtype, processor and device of the model, if not the default ones.
     """
     kept = StoredMeasurements.of_name(name, corpus, settings, **given)
-    accumulators = resolve(metrics)
+    accumulators = available(resolve(metrics, bins), {}, corpus)
     if metrics == "all" or not all(map(kept.fill, accumulators)):
         return None
     say(name, kept.run["notes"])
@@ -541,7 +575,7 @@ def _unavailable(
             reasons[metric.name] = unsupported[min(metric.needs)]
     if layout.maps and settings.maps == "flatten":
         for metric in metrics:
-            if metric.of_pairs_within_utterances:
+            if metric.of_pairs_within_utterances or metric.binned_by is not None:
                 reasons[metric.name] = "an image is one vector there, unless maps is positions"
     return reasons
 

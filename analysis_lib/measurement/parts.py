@@ -159,6 +159,8 @@ class PartFile:
         about = {
             "known": self.known,
             "metrics": {metric.name: _hash(metric) for metric in merging.metrics},
+            "token_types": merging.metrics[0].types,
+            "bins": {metric.name: metric.binned_by for metric in merging.metrics},
             "subject": asdict(subject),
             "left_out": left_out,
             "is_all": is_all,
@@ -189,7 +191,9 @@ def merge_parts(folder: Path | str, metrics: str | Iterable[str | Metric] = ()) 
     abouts = {number: _checked(path, number, _about) for number, path in paths.items()}
     _refuse_differences(folder, {number: about["known"] for number, about in abouts.items()})
     first = abouts[1]
-    accumulators = _accumulators(first["metrics"], metrics)
+    types = tuple(first["token_types"])
+    accumulators = _accumulators(first["metrics"], first["bins"], metrics)
+    accumulators = [metric.for_types(types) for metric in accumulators]
     merging = Merging(accumulators)
     for number, path in paths.items():
         _checked(path, number, lambda path: add_stored(merging, read_sums(path)))
@@ -297,11 +301,16 @@ def _refuse_differences(folder: Path, known: Mapping[int, Mapping[str, str]]) ->
         )
 
 
-def _accumulators(measured: Mapping[str, str], given: str | Iterable[str | Metric]) -> list[Metric]:
+def _accumulators(
+    measured: Mapping[str, str],
+    bins: Mapping[str, str | None],
+    given: str | Iterable[str | Metric],
+) -> list[Metric]:
     """Empty metrics of the parts, in their order.
 
     Args:
         measured: the hash of each metric by name.
+        bins: the bins of each metric.
         given: metrics of the user.
     """
     own = {metric.name: metric for metric in resolve(given)} if given else {}
@@ -315,6 +324,7 @@ def _accumulators(measured: Mapping[str, str], given: str | Iterable[str | Metri
                 f"{name} is a metric of your own: give it to merge_parts(folder, [...]) in Python"
             )
         metric = own[name] if name in own else METRICS[name]()
+        metric = metric.in_bins(bins[name])
         if _hash(metric) != known:
             raise AnalysisError(
                 f"{name} was measured with other parameters or other code: give it to "

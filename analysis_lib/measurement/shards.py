@@ -238,7 +238,7 @@ def _measure_part(source: Source, part: _Part) -> Measured:
             if activations.output is not None and not metric.needs & OF_OUTPUT:
                 continue
             if "final" not in activations.spaces or "final" in metric.needs:
-                metric.update(activations)
+                metric.receive(activations)
         if activations.output is None:
             part.report.add(activations)
 
@@ -258,7 +258,7 @@ _LOADING = threading.Lock()
 @lru_cache(maxsize=1)
 def _loaded(spec: ModelSpec, kind: str) -> Source:
     if isinstance(spec, FolderSpec):
-        return GivenVectors(spec.name)
+        return GivenVectors(spec.name, spec.layers)
     if isinstance(spec, PairSpec):
         first, other = (load_model(**vars(each)) for each in spec.specs)
         return PairSource(ModelPair(first, other, spec.level))

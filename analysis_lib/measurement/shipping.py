@@ -5,7 +5,6 @@ Example: ``shipped("mpnet-base")``.
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -91,7 +90,7 @@ def shipped_twin(
     the same parameters.
     """
     wanted = json.loads(json.dumps(formulas(resolve(metrics))["metrics"]))
-    written = json.loads(json.dumps(asdict(settings)))
+    written = json.loads(json.dumps(settings.described()))
     of_vectors = [written, written | {"maps": None}]
     for path in sorted(home().glob("untrained/*/run.json")):
         tables = Shipped(path.parent)

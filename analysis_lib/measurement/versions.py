@@ -92,8 +92,12 @@ def readable_parameters(metric: Metric) -> dict[str, object]:
     return readable
 
 
+# The types of tokens are those of the corpus.
+_NO_PARAMETERS = {"sums", "types"}
+
+
 def _parameters(metric: Metric) -> dict[str, object]:
-    return {name: value for name, value in vars(metric).items() if name != "sums"}
+    return {name: value for name, value in vars(metric).items() if name not in _NO_PARAMETERS}
 
 
 def _hash_of(value: object, metric: Metric) -> str:

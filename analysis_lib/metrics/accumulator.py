@@ -19,10 +19,11 @@ import pandas as pd
 from torch import Tensor
 
 from analysis_lib.capture import UNROTATED, VECTORS_OF, Activations, Owners, Vectors
+from analysis_lib.corpora.token_types import ALL_TYPES, TOKEN_TYPES
 from analysis_lib.errors import AnalysisError, in_order, require_choice, require_known
+from analysis_lib.metrics.bins import BINS, SumsOfBin, joined
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.metrics.sums import OF_ALL, WHOLE, Groups, GroupSums, Key, Maxima, Sums
-from analysis_lib.models import TOKEN_TYPES
 
 # Number of groups of the jackknife, which leaves out one at a time, see ``Corpus.groups``.
 GROUPS = 20
@@ -31,7 +32,7 @@ VECTOR_SPACES = ("hidden", "final", "query", "key", "value", *UNROTATED)
 # Spaces that have no heads.
 WHOLE_SPACES = ("hidden", "final")
 # Types of keys, in table order.
-KEY_TYPES = ("all", *TOKEN_TYPES, "sink")
+KEY_TYPES = ("all", *ALL_TYPES, "sink")
 
 # A key without its space and its layer; a key of one word is that word.
 Name = str | Key
@@ -136,6 +137,15 @@ class Metric(ABC):
         vectors_of: of a metric of vectors, which vectors: that of each ``token``, or one for each
             text, that of its ``first`` or ``last`` token or the ``mean``, of the tokens that count.
             The columns of a metric of tokens are then over texts.
+        bins: ``position`` for a table of each bin of positions, which count from 1 in each
+            utterance (a window of a long text is one): 1, 2, 3 to 4, 5 to 8, 9 to 16, ..., in a
+            first column ``positions``; ``type`` for one of each type of token, such as the roles
+            of a conversation, in a first column ``type``.
+
+            The rows of a bin are those of a measurement in which only its tokens count, as vectors
+            and as queries; all tokens take part as keys. Bins without tokens have no rows; what
+            takes two vectors is missing in a bin of one. ``measure(..., bins="position")`` sets it
+            for all metrics, those of your own as well.
 
     Attributes:
         name: the name of the table.
@@ -161,13 +171,16 @@ class Metric(ABC):
             a column, all groups are used.
         of_pairs_within_utterances: whether the metric compares vectors of the same utterance.
         on_request: whether the metric is too expensive for ``all``.
+        no_bins: why the metric cannot have ``bins``; empty if it can.
         reason_for_none: the error where no layer has added anything.
+        types: the types that tokens of the corpus can have, in the order of an axis of types; set
+            by ``measure``.
         state: what the values of ``update`` are added to: ``Sums``, or ``Maxima`` for running
             maxima, which have no jackknife groups.
 
     Raises:
         AnalysisError: an unknown ``vectors_of``, or one for a metric that does not read vectors, or
-            compares those of one text.
+            compares those of one text; unknown ``bins``, or some for a metric that has none.
     """
 
     name: ClassVar[str]
@@ -184,20 +197,53 @@ class Metric(ABC):
     of_pairs_within_utterances: ClassVar[bool] = False
     on_request: ClassVar[bool] = False
     reason_for_none: ClassVar[str] = "nothing was measured"
+    no_bins: ClassVar[str] = ""
     vectors_of: str = "token"
+    types: tuple[str, ...] = TOKEN_TYPES
+    binned_by: str | None = None
     state: ClassVar[type[Sums | Maxima]] = Sums
 
-    def __init__(self, vectors_of: str = "token") -> None:
+    def __init__(self, vectors_of: str = "token", bins: str | None = None) -> None:
         self.sums = self.state()
         require_choice("vectors_of", vectors_of, VECTORS_OF)
-        if vectors_of == "token":
-            # No parameter: tables that were stored without it stay valid.
-            return
+        # No parameters by default: tables that were stored without them stay valid.
+        if vectors_of != "token":
+            self._take_vectors_of(vectors_of)
+        if bins is not None:
+            self._divide(bins)
+
+    def _take_vectors_of(self, vectors_of: str) -> None:
         if not self.needs <= {*VECTOR_SPACES} or self.of_pairs_within_utterances:
             raise AnalysisError(
                 f"{self.name} has no vector for each text: leave vectors_of={vectors_of!r} out"
             )
         self.vectors_of = vectors_of
+
+    def _divide(self, bins: str) -> None:
+        require_choice("bins", bins, BINS)
+        reason = self.no_bins
+        if self.vectors_of != "token":
+            reason = f"the {self.vectors_of} vector of a text is in no bin"
+        if reason:
+            raise AnalysisError(f"{self.name} has no bins: {reason}; leave bins out")
+        self.binned_by = bins
+
+    def in_bins(self, bins: str | None) -> Self:
+        """A new, empty accumulator with the given ``bins``; with its own if they are None."""
+        other = self.fresh()
+        if bins is not None:
+            other._divide(bins)
+        return other
+
+    def receive(self, activations: Activations) -> None:
+        """Add the sums of one layer of one batch with ``update``, for each bin if there are any."""
+        if self.binned_by is None:
+            self.update(activations)
+            return
+        for index, activations_of_bin in enumerate(activations.in_bins(self.binned_by)):
+            of_bin = copy.copy(self)
+            of_bin.sums = SumsOfBin(self.sums, index)
+            of_bin.update(activations_of_bin)
 
     @abstractmethod
     def update(self, activations: Activations) -> None:
@@ -219,6 +265,14 @@ class Metric(ABC):
         other.sums = self.state(sums)
         return other
 
+    def for_types(self, types: tuple[str, ...]) -> Self:
+        """This metric, or an empty copy of it for a corpus with other types of tokens."""
+        if types == self.types:
+            return self
+        other = self.fresh()
+        other.types = types
+        return other
+
     def merge(self, other: Self) -> None:
         """Add the sums of ``other``; the result is that of one pass over both corpora."""
         owners = functools.cache(Owners)
@@ -232,6 +286,33 @@ class Metric(ABC):
         Raises:
             AnalysisError: the sums are of too little data, such as a single token.
         """
+        if self.binned_by is not None:
+            tables = {index: part.whole_table() for index, part in self.by_bin().items()}
+            return joined(tables, self.binned_by, self.types, KEY_TYPES)
+        return self.whole_table()
+
+    def by_bin(self) -> dict[int, Self]:
+        """By the number of the bin, an accumulator without bins that has its sums.
+
+        A layer, or a space of it, in which nothing of a bin was summed is left out.
+        """
+        by_layer = defaultdict(dict)
+        for (*words, index, layer), sums in self.arrays().items():
+            space = words[1] if self.by_space else ""
+            by_layer[index, layer, space][(*words, layer)] = sums
+        by_bin = defaultdict(dict)
+        for (index, *_), sums in by_layer.items():
+            if any(values.any() for _, values in sums.values()):
+                by_bin[index] |= sums
+        if not by_bin:
+            raise AnalysisError(f"{self.name}: {self.reason_for_none}")
+        parts = {index: self.fresh(sums) for index, sums in by_bin.items()}
+        for part in parts.values():
+            del part.binned_by
+        return parts
+
+    def whole_table(self) -> pd.DataFrame:
+        """The table of a metric without bins, of however little data."""
         with_interval = self.interval is not None
         left_out: list[Groups] = [()]
         if with_interval:
@@ -244,6 +325,14 @@ class Metric(ABC):
 
     def leaving_out(self) -> Callable[..., pd.DataFrame]:
         """:meth:`without` bound to the sums as they are now, for many tables of them."""
+        if self.binned_by is not None:
+            parts = {index: part.leaving_out() for index, part in self.by_bin().items()}
+
+            def without(*groups: int) -> pd.DataFrame:
+                tables = {index: make(*groups) for index, make in parts.items()}
+                return joined(tables, self.binned_by, self.types, KEY_TYPES)
+
+            return without
         layers = self.layers()
         return lambda *groups: self._table(layers, [groups], with_interval=False)
 
@@ -495,6 +584,6 @@ def type_means(
     return means_of(totals, counts), counts.astype(int)
 
 
-def kinds_of(occur: np.ndarray, types: Sequence[str] = TOKEN_TYPES) -> np.ndarray:
+def kinds_of(occur: np.ndarray, types: Sequence[str]) -> np.ndarray:
     """``all``, followed by the types that occur."""
     return np.array(["all", *itertools.compress(types, occur)])

@@ -107,7 +107,8 @@ class Anisotropy(Metric):
 
     def table(self) -> pd.DataFrame:
         table = super().table()
-        refuse_few_vectors(table, "anisotropy", "text")
+        if self.binned_by is None:
+            refuse_few_vectors(table, "anisotropy", "text")
         return table
 
 
@@ -174,6 +175,8 @@ class UtteranceSimilarity(Metric):
 
     def table(self) -> pd.DataFrame:
         table = super().table()
+        if self.binned_by is not None:
+            return table
         for row in table[table["utterances"] == 0][:1].itertuples():
             raise AnalysisError(
                 "utterance_similarity needs an utterance of two tokens or more with a direction, "

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from analysis_lib.capture import BLOCKS, WEIGHTS, Activations
 from analysis_lib.capture.long_sums import weighted_sums
-from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, LayerSums, Metric, means_of
-from analysis_lib.metrics.slots import SLOT_POSITIONS, SLOT_TYPES, slots_of, with_all
+from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric, means_of
+from analysis_lib.metrics.slots import slot_positions, slot_types, slots_of, with_all
 
 # Attention that makes a key a sink, averaged over the queries that see it (Gu et al. 2025, sec.
 # 3.1).
@@ -104,7 +104,7 @@ class AttentionByTokenType(Metric):
         mass = sums["mass"][..., occur]
         uniform = sums["uniform"][:, None, occur]
         pairs = sums["pairs"][:, None, occur]
-        types = KEY_TYPES[1 : 1 + len(occur)]
+        types = (*self.types, "sink")[: len(occur)]
         return {
             "key_type": np.array(types)[occur],
             "mass": mass / queries,
@@ -154,8 +154,8 @@ class AttentionReceived(Metric):
         sinks = with_all(sums["sinks"])[..., occur]
         keys = with_all(sums["keys"])[:, None, occur]
         return {
-            "position": SLOT_POSITIONS[occur],
-            "key_type": SLOT_TYPES[occur],
+            "position": slot_positions(self.types)[occur],
+            "key_type": slot_types(self.types)[occur],
             "received": means_of(received, keys),
             "sink_rate": means_of(sinks, keys),
             "keys": keys.astype(int),

@@ -11,7 +11,6 @@ from analysis_lib.metrics.accumulator import (
     kinds_of,
     type_means,
 )
-from analysis_lib.models import TOKEN_TYPES
 
 THRESHOLD = 3.0
 
@@ -60,7 +59,7 @@ class DimensionMeans(Metric):
         tokens = sums["tokens"]
         occur = sums.whole["tokens"] > 0
         means, _ = type_means(sums["sum"][:, occur], tokens, occur)
-        types = kinds_of(occur, TOKEN_TYPES[-len(occur) :])
+        types = kinds_of(occur, self.types[-len(occur) :])
         return {"token_type": types, "mean": means}
 
 

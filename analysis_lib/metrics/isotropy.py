@@ -100,7 +100,7 @@ class Isotropy(SecondMoments):
     Args:
         spaces: the spaces to measure, from hidden, final, query, key, value, query_unrotated and
             key_unrotated.
-        vectors_of: see :class:`~analysis_lib.metrics.accumulator.Metric`.
+        vectors_of, bins: see :class:`~analysis_lib.metrics.accumulator.Metric`.
     """
 
     name = "isotropy"
@@ -136,7 +136,8 @@ class Isotropy(SecondMoments):
 
     def table(self) -> pd.DataFrame:
         table = super().table()
-        refuse_few_vectors(table, "isotropy", "data")
+        if self.binned_by is None:
+            refuse_few_vectors(table, "isotropy", "data")
         return table
 
 

@@ -8,11 +8,9 @@ from analysis_lib.capture import LOGITS, Activations, Logits, Visibility
 from analysis_lib.capture.attention_rows import lowest_score
 from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric
 from analysis_lib.metrics.sums import Maxima
-from analysis_lib.models import TOKEN_TYPES
 
 # The value of pairs that do not occur: below every logit, and finite, so that sums of it are, too.
 NONE = -1e300
-TYPES = len(TOKEN_TYPES)
 
 
 class LargestLogits(Metric):
@@ -43,14 +41,15 @@ class LargestLogits(Metric):
         for logits in attention.logits():
             _, heads, _ = logits.part
             largest = _largest(logits, attention.visibility)
-            every = largest.new_full((len(largest), attention.heads, TYPES, TYPES), NONE)
+            utterances, _, *types = largest.shape
+            every = largest.new_full((utterances, attention.heads, *types), NONE)
             every[:, heads] = largest
             self.add(("logit", activations.layer), every, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
         logits = sums["logit"]
         query_types, key_types = np.nonzero((logits > NONE).any((0, 1)))
-        types = np.array(TOKEN_TYPES)
+        types = np.array(self.types)
         return {
             "query_type": types[query_types],
             "key_type": types[key_types],
@@ -63,7 +62,8 @@ def _largest(logits: Logits, visibility: Visibility) -> Tensor:
     utterances, _, queries = logits.part
     scores = logits.scores.double()
     key_types = visibility.keys.types[utterances, logits.keys]
-    by_key = scores.new_full((*scores.shape[:-1], TYPES), NONE)
+    types = len(visibility.keys.type_names)
+    by_key = scores.new_full((*scores.shape[:-1], types), NONE)
     key_types = key_types[:, None, None].expand_as(scores)
     by_key = by_key.scatter_reduce(-1, key_types, scores, "amax")
     is_hidden = by_key <= lowest_score(logits.scores.dtype)
@@ -71,5 +71,5 @@ def _largest(logits: Logits, visibility: Visibility) -> Tensor:
     by_key = torch.where(is_hidden | ~counted[:, None, :, None], NONE, by_key)
     query_types = visibility.queries.types[utterances, queries]
     query_types = query_types[:, None, :, None].expand_as(by_key)
-    by_type = by_key.new_full((*by_key.shape[:2], TYPES, TYPES), NONE)
+    by_type = by_key.new_full((*by_key.shape[:2], types, types), NONE)
     return by_type.scatter_reduce(2, query_types, by_key, "amax")

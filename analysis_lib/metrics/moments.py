@@ -25,7 +25,7 @@ class SecondMoments(Metric):
     Args:
         spaces: the spaces to measure, from hidden, final, query, key, value, query_unrotated and
             key_unrotated.
-        vectors_of: see :class:`~analysis_lib.metrics.accumulator.Metric`.
+        vectors_of, bins: see :class:`~analysis_lib.metrics.accumulator.Metric`.
     """
 
     needs: frozenset[str] = frozenset({"hidden"})
@@ -33,8 +33,13 @@ class SecondMoments(Metric):
     by_space = True
     on_request = True
 
-    def __init__(self, spaces: Sequence[str] = ("hidden",), vectors_of: str = "token") -> None:
-        super().__init__(vectors_of)
+    def __init__(
+        self,
+        spaces: Sequence[str] = ("hidden",),
+        vectors_of: str = "token",
+        bins: str | None = None,
+    ) -> None:
+        super().__init__(vectors_of, bins)
         self.needs = chosen_spaces(spaces)
 
     def add_moments(

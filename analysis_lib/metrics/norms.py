@@ -19,7 +19,7 @@ from analysis_lib.metrics.accumulator import (
     means_of,
     type_means,
 )
-from analysis_lib.metrics.slots import SLOT_POSITIONS, SLOT_TYPES, slots_of, with_all
+from analysis_lib.metrics.slots import slot_positions, slot_types, slots_of, with_all
 
 # Norms are counted in logarithmic bins 1.1 % wide, whose middle is at most 0.55 % off, from 2⁻¹⁶ to
 # 2²⁴. Sums are kept by octave, since the norms of a layer fall into few octaves and sums of all
@@ -193,8 +193,8 @@ class TokenNorms(Metric):
             spikes = counts[..., first:].sum(-1)
         largest = [np.flatnonzero(of_slot)[-1] for of_slot in whole[occur]]
         return {
-            "position": SLOT_POSITIONS[occur],
-            "token_type": SLOT_TYPES[occur],
+            "position": slot_positions(self.types)[occur],
+            "token_type": slot_types(self.types)[occur],
             "median": median_norm(counts),
             "largest": _norm(np.array(largest, int)),
             "multiple": multiple,
@@ -248,7 +248,11 @@ class NormsByType(Metric):
         occur = sums.whole["tokens"] > 0
         norms = sums["norms"][..., occur, None]
         means, tokens = type_means(norms, sums["tokens"], occur)
-        return {"token_type": kinds_of(occur), "norm": means[..., 0], "tokens": tokens[..., 0]}
+        return {
+            "token_type": kinds_of(occur, self.types),
+            "norm": means[..., 0],
+            "tokens": tokens[..., 0],
+        }
 
 
 def _norms_of_types(norms: Tensor, masks: Tensor) -> Tensor:

@@ -14,14 +14,18 @@ for _name, _entry in catalogue().items():
 WANTED = "names, or accumulators in a list, as in [metrics.Anisotropy()]"
 
 
-def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
+def resolve(metrics: str | Iterable[str | Metric], bins: str | None = None) -> list[Metric]:
     """Empty accumulators from metric names (comma-separated or listed), accumulators, or ``all``.
 
     ``all`` leaves out expensive metrics, those made ``on_request``, such as ``isotropy``.
 
+    Args:
+        bins: those of all metrics, see :class:`~analysis_lib.metrics.accumulator.Metric`; None
+            leaves each its own.
+
     Raises:
-        AnalysisError: an unknown name (with the nearest), two accumulators of one name, or no
-            metric at all.
+        AnalysisError: an unknown name (with the nearest), two accumulators of one name, no metric
+            at all, or one that has no bins.
 
     >>> [metric.name for metric in resolve("anisotropy,qk_alignment")]
     ['anisotropy', 'qk_alignment']
@@ -57,7 +61,7 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
             raise AnalysisError(
                 f"a metric is called {metric.name!r}, as is its table: give letters, digits and _"
             )
-        accumulators[metric.name] = metric.fresh()
+        accumulators[metric.name] = metric.in_bins(bins)
     if not accumulators:
         raise AnalysisError(f"no metric was asked for: give some of {', '.join(METRICS)}, or all")
     return list(accumulators.values())

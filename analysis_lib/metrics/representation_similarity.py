@@ -114,6 +114,7 @@ class RepresentationSimilarity(Metric):
     limits = (LOWEST, HIGHEST)
     counts = "vectors"
     on_request = True
+    no_bins = "it compares the vectors of two models"
     reason_for_none = "none of these layers has vectors of the tokens that both models read"
 
     def __init__(

@@ -39,6 +39,7 @@ class ResultantByPosition(Metric):
     limits = (0, 1)
     counts = "tokens"
     on_request = True
+    no_bins = "its rows are by position as they are"
 
     def __init__(self) -> None:
         # A vector for each text would have no position.

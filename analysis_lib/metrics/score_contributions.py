@@ -51,7 +51,7 @@ class ScoreContributions(Metric):
         occur = sums.whole["pairs"] > 0
         totals = [sums["sum", kind] for kind in np.flatnonzero(occur).tolist()]
         means, pairs = type_means(np.stack(totals, 2), sums["pairs"], occur)
-        return {"key_type": kinds_of(occur), "contribution": means, "pairs": pairs}
+        return {"key_type": kinds_of(occur, self.types), "contribution": means, "pairs": pairs}
 
 
 class ScoreTerms(Metric):
@@ -89,7 +89,7 @@ class ScoreTerms(Metric):
         means, pairs = type_means(totals, sums["pairs"], occur)
         return {
             "term": np.array(terms),
-            "key_type": kinds_of(occur),
+            "key_type": kinds_of(occur, self.types),
             "contribution": means[..., 0],
             "pairs": pairs[..., 0],
         }

@@ -1,5 +1,7 @@
 """Slots of tokens: the first positions of a text, and the types of token."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -7,14 +9,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.capture import Tokens
-from analysis_lib.models import TOKEN_TYPES
 
 # Number of positions with a slot of their own, from the first token on.
 POSITIONS = 8
-# Labels of "all tokens" and of each slot: the position, or 0 for any, and the type of token.
-SLOT_POSITIONS = np.arange(1 + POSITIONS + len(TOKEN_TYPES))
-SLOT_POSITIONS[1 + POSITIONS :] = 0
-SLOT_TYPES = np.array(["all"] * (1 + POSITIONS) + [*TOKEN_TYPES])
+
+
+def slot_positions(types: Sequence[str]) -> np.ndarray:
+    """The position of "all tokens" and of each slot, or 0 for any."""
+    positions = np.arange(1 + POSITIONS + len(types))
+    positions[1 + POSITIONS :] = 0
+    return positions
+
+
+def slot_types(types: Sequence[str]) -> np.ndarray:
+    """The type of the tokens of "all tokens" and of each slot."""
+    return np.array(["all"] * (1 + POSITIONS) + [*types])
 
 
 def slots_of(tokens: Tokens) -> Float[Tensor, "utterance slot token"]:

@@ -32,6 +32,7 @@ class TextEntropy(Metric):
     Args:
         spaces: the spaces to measure, from hidden, final, query, key, value, query_unrotated and
             key_unrotated.
+        bins: see :class:`~analysis_lib.metrics.accumulator.Metric`.
     """
 
     name = "text_entropy"
@@ -44,8 +45,8 @@ class TextEntropy(Metric):
     of_pairs_within_utterances = True
     on_request = True
 
-    def __init__(self, spaces: Sequence[str] = ("hidden",)) -> None:
-        super().__init__()
+    def __init__(self, spaces: Sequence[str] = ("hidden",), bins: str | None = None) -> None:
+        super().__init__(bins=bins)
         self.needs = chosen_spaces(spaces)
 
     def update(self, activations: Activations) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.capture import BLOCKS, Activations, Block
-from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, LayerSums, Metric, means_of
+from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric, means_of
 
 
 class ValueWeightedAttention(Metric):
@@ -81,7 +81,7 @@ class ValueWeightedAttention(Metric):
         of_types = sums["sums"][:, :, occur]
         means = of_types / sums["queries"][:, None, None, None]
         weighted = of_types[..., 3]
-        types = KEY_TYPES[1 : 1 + len(occur)]
+        types = (*self.types, "sink")[: len(occur)]
         return {
             "key_type": np.array(types)[occur],
             "mass": means[..., 0],

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import ProcessorMixin
 
+from analysis_lib.corpora.token_types import TOKEN_TYPES
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.devices import device_of, embedded_words, weights, without_gradients
 from analysis_lib.models.layouts import find_layout, is_of, model_part
@@ -25,10 +26,6 @@ from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
 from analysis_lib.models.probe import evaluated, example, kind_of
 from analysis_lib.models.tokenization import Tokenizer, WordTokenizer
 
-# Types of tokens, in table order: those of Maruta and Matsuzaki (2024, sec. 2.2); registers and
-# detection tokens of vision transformers; and a first token that is no [CLS], which causal models
-# use as a sink of attention.
-TOKEN_TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
 # Special tokens of a tokenizer that start an input, and those that end or divide it.
 ENDS = {"cls": ("cls", "bos"), "sep": ("sep", "eos")}
 # Commas and full stops in Latin, CJK, Arabic and Devanagari script.

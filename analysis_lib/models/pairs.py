@@ -41,10 +41,6 @@ _PLACEHOLDERS = {
 # The text of an example: a prime number of short words, so that padding to a window is noticed.
 _EXAMPLE = "some of the words of an example are a few, and here they are"
 _SIDE = 64
-# Types of the tokens of an image or a sound with its text, in table order: ``image_special`` are
-# the tokens that begin, divide or end an image or a sound.
-PAIR_TYPES = ("cls", "sep", "register", "detection", "image_special", "first", "image", "sound")
-PAIR_TYPES += ("punct", "other")
 
 
 def is_composite(processor: object) -> bool:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from typing import Protocol, runtime_checkable
 
@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 
 from analysis_lib.corpora import Pair
+from analysis_lib.corpora.token_types import TOKEN_TYPES
 from analysis_lib.errors import AnalysisError
 
 # Number of letters that take about a minute to tokenise.
@@ -40,10 +41,15 @@ class Encoded:
             the tokenizer, such as ``token_type_ids``.
         special: for each token, whether the tokenizer has put it around or between the texts. A
             special token that is spelt out in a text is a token of that text.
+        types: the type of each token, an index into ``type_names``; None where types are read off
+            the tokens themselves.
+        type_names: the types that tokens of the corpus can have.
     """
 
     columns: Mapping[str, Sequence]
     special: Sequence[bool]
+    types: Sequence[int] | None = None
+    type_names: tuple[str, ...] = TOKEN_TYPES
 
     @property
     def ids(self) -> Sequence:
@@ -66,7 +72,11 @@ class Encoded:
         columns = {}
         for name, values in self.columns.items():
             columns[name] = [values[index] for index in indices]
-        return Encoded(columns, [self.special[index] for index in indices])
+        special = [self.special[index] for index in indices]
+        types = self.types
+        if types is not None:
+            types = [types[index] for index in indices]
+        return replace(self, columns=columns, special=special, types=types)
 
     def windows(self, length: int) -> list["Encoded"]:
         """Windows of ``length`` tokens, each with its frame; a short text is one window."""
@@ -131,7 +141,7 @@ def encoded(
         logging.getLogger(__name__).warning(
             "note: %s: a text of %d letters takes a while to tokenise", name, letters
         )
-    with _readable(name):
+    with readable(name):
         columns = dict(tokenizer(*sides, return_special_tokens_mask=True))
         alone = sum(tokenizer(sides[0][0], return_special_tokens_mask=True)["special_tokens_mask"])
     special = [[*map(bool, marks)] for marks in columns.pop("special_tokens_mask")]
@@ -155,7 +165,7 @@ def encoded(
 
 
 @contextmanager
-def _readable(name: str) -> Iterator[None]:
+def readable(name: str) -> Iterator[None]:
     """A context for a tokenizer: any failure, also in Rust, becomes an error of one line."""
     try:
         yield
@@ -196,7 +206,7 @@ def _long_enough_pair(name: str, tokenizer: Tokenizer, pair: Pair, length: int) 
 def _is_room_odd(name: str, tokenizer: Tokenizer, pair: Pair, length: int) -> bool:
     """Whether the texts have room for an odd number of tokens."""
     first, second = (text[:LETTERS_PER_TOKEN] for text in pair)
-    with _readable(name):
+    with readable(name):
         special = tokenizer(first, second, return_special_tokens_mask=True)["special_tokens_mask"]
     return bool((length - sum(special)) % 2)
 
@@ -216,7 +226,7 @@ def _begun(name: str, tokenizer: Tokenizer, text: str, least: int) -> str:
 
 def _count(name: str, tokenizer: Tokenizer, text: str) -> int:
     """Number of tokens of a text."""
-    with _readable(name):
+    with readable(name):
         return len(tokenizer(text)["input_ids"])
 
 

@@ -48,7 +48,14 @@ def test_the_order_of_classes_makes_no_groups_of_one_class():
 
 @pytest.mark.parametrize(
     ("data", "units"),
-    [("wikipedia", 106), ("news", 300), ("reviews", 508), ("speech-clips", 5), ("photographs", 20)],
+    [
+        ("wikipedia", 106),
+        ("news", 300),
+        ("reviews", 508),
+        ("speech-clips", 5),
+        ("dialogues", 19),
+        ("photographs", 20),
+    ],
 )
 def test_bundled_corpora_carry_their_units(data, units):
     corpus = load_corpus(data)

@@ -16,6 +16,14 @@ NAMES = {
     "other": "other tokens",
     "all": "all tokens",
 }
+# Types of the tokens of a conversation, in the same way; the first token is above.
+ROLE_NAMES = {
+    "template": "template",
+    "system": "system message",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 
 class Table:

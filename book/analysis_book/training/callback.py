@@ -16,7 +16,7 @@ from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
 
 # The columns that say what a row of a table is about, the layer last.
-KEYS = ("space", "token_type", "key_type", "layer")
+KEYS = ("positions", "space", "token_type", "key_type", "layer")
 
 
 class GeometryCallback(transformers.TrainerCallback):

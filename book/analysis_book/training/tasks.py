@@ -243,7 +243,86 @@ def byte_pairs(sentences: Sequence[str], vocabulary: int) -> transformers.PreTra
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
 
 
-TASKS = {task.__name__: task for task in (Digits, NextToken)}
+class Captions(Task):
+    """What a picture of a handwritten digit shows, word by word: which digit, and where.
+
+    The words, and two marks around them, are the whole vocabulary. The tokens of the picture stand
+    before the caption, as LLaVA reads them.
+    """
+
+    HELD_OUT = "captioned-digits:test"
+    head = transformers.AutoModelForImageTextToText
+    SIDE = 32
+    PATCH = 4
+
+    def __init__(self, data: str) -> None:
+        train = load_corpus(data)
+        tokenizer = _word_tokenizer([item.text for item in train.items])
+        side = {"height": self.SIDE, "width": self.SIDE}
+        images = transformers.CLIPImageProcessorPil(
+            size=side, do_center_crop=False, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        )
+        self.preprocessor = transformers.LlavaProcessor(
+            images,
+            tokenizer,
+            patch_size=self.PATCH,
+            # The vector of [CLS] is left out.
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+            image_token=IMAGE,
+        )
+        self.sizes = {"image_token_index": tokenizer.convert_tokens_to_ids(IMAGE)}
+        self.train = train.items
+        self.test = load_corpus(self.HELD_OUT).items
+        self.lengths = torch.ones(len(self.train), dtype=int)
+
+    def inputs(self, examples: Sequence) -> dict[str, Tensor]:
+        inputs = self.preprocessor(
+            images=[item.load().convert("RGB") for item in examples],
+            text=[IMAGE + item.text for item in examples],
+            return_tensors="pt",
+            padding=True,
+        )
+        ids = inputs["input_ids"]
+        special = torch.tensor(self.preprocessor.tokenizer.all_special_ids)
+        return {**inputs, "labels": ids.masked_fill(torch.isin(ids, special), IGNORED)}
+
+    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
+        """The share of captions of which every word is the most likely one after those before."""
+        correct = 0
+        for logits, labels in self.predictions(model):
+            predicted = logits[:, :-1].argmax(-1)
+            following = labels[:, 1:]
+            is_right = (predicted == following) | (following == IGNORED)
+            correct += int(is_right.all(1).sum())
+        items = len(self.test)
+        counts = Counter(item.text for item in self.test)
+        accuracy = share(correct, items)
+        return HeldOutScore("accuracy", *accuracy.row, items, max(counts.values()) / items)
+
+
+# What stands for a picture in a caption.
+IMAGE = "<image>"
+
+
+def _word_tokenizer(texts: Sequence[str]) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer of the words of texts, which puts a mark before each text."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    marks = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>"}
+    trainer = trainers.WordLevelTrainer(
+        special_tokens=[*marks.values(), IMAGE], show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 2)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **marks, extra_special_tokens={"image_token": IMAGE}
+    )
+
+
+TASKS = {task.__name__: task for task in (Digits, NextToken, Captions)}
 
 
 def train(recipe: Recipe, identity: dict, folder: Path) -> None:
