@@ -1,11 +1,12 @@
 """Batches of images or sounds with texts: each pair alone, as the model's processor prepares it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from analysis_lib.capture.inputs import Batch, Reading, Settings
+from analysis_lib.capture.stack_tokens import square_grid
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.corpora import Captioned
 from analysis_lib.corpora.token_types import PAIR_TYPES, TOKEN_TYPES
@@ -53,8 +54,22 @@ def _batch(loaded: LoadedModel, item: Captioned, group: int, settings: Settings)
     types = _types(loaded, reader, made["input_ids"], item.text).to(ids.device)
     mask = made.get("attention_mask", torch.ones_like(made["input_ids"])).bool().to(ids.device)
     counted = settings.special_tokens
-    tokens = Tokens(mask, types, (group,), counted, ids=ids, type_names=PAIR_TYPES)
+    grid = _grid(loaded, made, int((types == PAIR_TYPES.index("image")).sum()))
+    tokens = Tokens(mask, types, (group,), counted, ids=ids, type_names=PAIR_TYPES, grid=grid)
     return Batch(inputs, (group,), counted, tokens, type_names=PAIR_TYPES)
+
+
+def _grid(loaded: LoadedModel, inputs: Mapping[str, Tensor], count: int) -> tuple[int, int] | None:
+    """The grid of ``count`` tokens of an image: that which the processor says, or a square."""
+    said = inputs.get("image_grid_thw")
+    if said is None:
+        return square_grid(inputs, count)
+    vision = getattr(loaded.model.config, "vision_config", None)
+    merged = getattr(vision, "spatial_merge_size", 1)
+    if len(said) != 1 or said[0].prod() != count * merged**2:
+        return None
+    _, rows, columns = (said[0] // merged).tolist()
+    return rows, columns
 
 
 def _types(loaded: LoadedModel, reader: PairReader, ids: Tensor, text: str) -> Tensor:

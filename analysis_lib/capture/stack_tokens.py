@@ -5,6 +5,9 @@ attention: their vectors are a sequence of the positions of the map, preceded by
 the last stage, and their further arguments are its height and width.
 """
 
+import math
+from collections.abc import Mapping
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -49,9 +52,12 @@ def stack_tokens(
     if medium in tokens.type_names:
         is_other = tokens.types == tokens.type_names.index("other")
         tokens.types[is_other] = tokens.type_names.index(medium)
-    if rule == "patches" and (trailing := getattr(loaded.model.config, "num_detection_tokens", 0)):
+    trailing = getattr(loaded.model.config, "num_detection_tokens", 0)
+    if rule == "patches" and trailing:
         # The tokens with which YOLOS detects objects.
         tokens.types[:, -trailing:] = tokens.type_names.index("detection")
+    if rule == "patches":
+        tokens.grid = square_grid(batch.inputs, count - len(leading["patches"]) - trailing)
     if rule == "blocks" and args[1] is not None:
         # The number of blocks of MANTa's encoder depends on the text: the attention mask holds it.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)
@@ -66,6 +72,16 @@ def stack_tokens(
     if rule in ("windows", "frames") and batch.steps is not None:
         tokens.silent = batch.steps.padding(count, batch.lengths)
     return tokens
+
+
+def square_grid(inputs: Mapping[str, object], count: int) -> tuple[int, int] | None:
+    """The grid of ``count`` patches of a square picture; None if it is not known."""
+    pixels = inputs.get("pixel_values")
+    side = math.isqrt(max(count, 0))
+    if not isinstance(pixels, Tensor) or pixels.dim() != 4 or side**2 != count or not count:
+        return None
+    height, width = pixels.shape[-2:]
+    return (side, side) if height == width else None
 
 
 def class_tokens(hidden: Tensor, args: tuple) -> int:

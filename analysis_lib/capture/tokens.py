@@ -105,6 +105,8 @@ class Tokens:
         ids: what the model reads of each token, of a word of characters those of its characters;
             None for tokens that have none, such as patches; meaningless at padding.
         type_names: the types that tokens of the corpus can have, see ``Corpus.token_types``.
+        grid: rows and columns of the patches of a picture, all of which are among the tokens; None
+            if there is no picture, or its grid is not known.
     """
 
     mask: Bool[Tensor, "utterance token"]
@@ -115,6 +117,7 @@ class Tokens:
     long: Bool[Tensor, "utterance token"] | None = None
     ids: Int[Tensor, "utterance token *character"] | None = None
     type_names: tuple[str, ...] = TOKEN_TYPES
+    grid: tuple[int, int] | None = None
     _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
     _results: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -192,6 +195,13 @@ class Tokens:
         every = values.new_zeros(*values.shape[:2], len(self.type_names), values.shape[3])
         every[:, :, self.kinds] = values
         return every
+
+    @cached_property
+    def patches(self) -> Int[Tensor, "utterance token"]:
+        """The index of each token among the patches of its picture, row by row; -1 for others."""
+        name = "image" if "image" in self.type_names else "other"
+        is_patch = self.mask & (self.types == self.type_names.index(name))
+        return torch.where(is_patch, is_patch.cumsum(1) - 1, -1)
 
     @property
     def specials(self) -> int:

@@ -223,12 +223,12 @@ def _captioned_digits(split: str) -> Iterator[Example]:
     digits = [*_digits(split)]
     drawn = np.random.default_rng(0).integers(len(_QUARTERS), size=len(digits))
     for number, (digit, quarter) in enumerate(zip(digits, drawn, strict=True)):
-        quarters = range(len(_QUARTERS)) if split == "train" else [quarter]
-        for place in quarters:
+        chosen = range(len(_QUARTERS)) if split == "train" else [int(quarter)]
+        for index in chosen:
             pixels = np.zeros((16, 16), np.uint8)
-            row, column = divmod(int(place), 2)
+            row, column = divmod(index, 2)
             pixels[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = digit.item.pixels
-            text = f"a {_DIGIT_NAMES[digit.label]} at the {_QUARTERS[place]}."
+            text = f"a {_DIGIT_NAMES[digit.label]} at the {_QUARTERS[index]}."
             yield Example(Captioned(ArrayImage(pixels), text), digit.label, str(number))
 
 

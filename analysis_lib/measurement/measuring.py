@@ -41,6 +41,7 @@ from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.registry import WANTED
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.names import architecture_to_make
+from analysis_lib.models.pairs import MEDIA
 from analysis_lib.models.parts import Layout, expected_layout
 from analysis_lib.progress import bar
 
@@ -456,7 +457,8 @@ def refuse_unavailable(
     require_whole("the number of workers", workers, 1)
     resolved = resolve(metrics)
     kind = isinstance(model, str) and architecture_to_make(model)
-    if kind:
+    # What a model makes of images with texts is known once it is loaded.
+    if kind and corpus.kind not in MEDIA:
         layout = expected_layout(kind)
         refuse_kind(model, layout, corpus)
         unavailable = _unavailable(resolved, layout, settings, unsupported_by(layout))

@@ -140,9 +140,13 @@ class PairReader:
         return self(mandelbrot.convert("RGB"), _EXAMPLE)
 
     def first_and_last(self) -> tuple[int, int]:
-        """The ids of the first and of the last token of the text of an example."""
+        """The ids of the first and of the last token of the text of an example, which differ."""
         ids = self.tokenizer(_EXAMPLE, add_special_tokens=False)["input_ids"]
-        return ids[0], ids[-1]
+        if ids[0] != ids[-1]:
+            return ids[0], ids[-1]
+        # Such as words that are all unknown.
+        others = {*self.tokenizer.get_vocab().values()} - {*self.tokenizer.all_special_ids}
+        return min(others - {ids[-1]}), ids[-1]
 
 
 def _tensor(values: object) -> Tensor:

@@ -13,7 +13,7 @@ import tiny
 import torch
 import transformers
 
-from analysis_lib import load_model, measure, metrics, similarity
+from analysis_lib import load_corpus, load_model, measure, metrics, similarity
 
 PAGE = Path(__file__).parents[2] / "book" / "notation.md"
 TEXT = tiny.TEXTS[4]
@@ -21,6 +21,8 @@ ROTARY = ("rotary_pairs", "qk_alignment_unrotated")
 # Predicting tokens takes a model that does; what an intervention changes takes one; what is before
 # rotation, one that rotates; the similarity of two models, both.
 OTHERS = ("next_token_loss", "masked_token_loss", "output_change", "representation_similarity")
+# What is of pictures has no rows of a text.
+OTHERS += ("attention_by_patch",)
 OF_ANY_MODEL = [name for name in metrics.METRICS if name not in (*OTHERS, *ROTARY)]
 
 
@@ -202,11 +204,19 @@ def test_the_lines_of_the_similarity_of_two_models(of_two):
     assert len(values) == 3
 
 
+@pytest.fixture(scope="module")
+def of_picture():
+    """A table of patches."""
+    model, picture = load_model("digits-vit"), load_corpus("digits", limit=1)
+    return measure(model, picture, "attention_by_patch", progress=False)["attention_by_patch"]
+
+
 @pytest.mark.parametrize("name", metrics.METRICS)
-def test_every_table_has_its_section_with_its_columns(given, of_two, name):
+def test_every_table_has_its_section_with_its_columns(given, of_two, of_picture, name):
     sections = re.split(r"\n(?=#{2,3} )", PAGE.read_text(encoding="utf-8"))
     (section,) = [text for text in sections if f"`{name}`" in text.partition("\n")[0]]
     tables = {**given[1], "representation_similarity": of_two[1]}
+    tables["attention_by_patch"] = of_picture
     columns = tables[name] if name in tables else metrics.METRICS[name].columns
     explained = {*re.findall(r"`(\w+)`", section)}
     assert {*columns} <= explained

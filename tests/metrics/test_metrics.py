@@ -395,7 +395,8 @@ def model() -> LoadedModel:
 # Predicting tokens takes a model that does; what an intervention changes takes one; the similarity
 # of two models takes both.
 OTHERS = ("next_token_loss", "masked_token_loss", "output_change", "representation_similarity")
-OF_ANY_MODEL = [name for name in metrics.METRICS if name not in OTHERS]
+# ``attention_by_patch`` is of pictures.
+OF_ANY_MODEL = [name for name in metrics.METRICS if name not in (*OTHERS, "attention_by_patch")]
 
 
 @dataclass

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from analysis_book.training import loop
 from analysis_book.training.settings import RECORD, Recipe, versions
-from analysis_lib.corpora import load_corpus
+from analysis_lib.corpora import Corpus, load_corpus
 from analysis_lib.metrics.intervals import ratio, share
 from analysis_lib.models.tokenization import padded
 from analysis_lib.progress import bar
@@ -272,20 +272,25 @@ class Captions(Task):
             image_token=IMAGE,
         )
         self.sizes = {"image_token_index": tokenizer.convert_tokens_to_ids(IMAGE)}
-        self.train = train.items
-        self.test = load_corpus(self.HELD_OUT).items
+        self.train = self._examples(train)
+        self.test = self._examples(load_corpus(self.HELD_OUT))
         self.lengths = torch.ones(len(self.train), dtype=int)
 
-    def inputs(self, examples: Sequence) -> dict[str, Tensor]:
-        inputs = self.preprocessor(
-            images=[item.load().convert("RGB") for item in examples],
-            text=[IMAGE + item.text for item in examples],
+    def _examples(self, corpus: Corpus) -> list[tuple[Tensor, Tensor]]:
+        """The tokens and the pixels of each picture with its caption; all captions are as long."""
+        read = self.preprocessor(
+            images=[item.load().convert("RGB") for item in corpus.items],
+            text=[IMAGE + item.text for item in corpus.items],
             return_tensors="pt",
-            padding=True,
         )
-        ids = inputs["input_ids"]
+        return list(zip(read["input_ids"], read["pixel_values"], strict=True))
+
+    def inputs(self, examples: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        captions, images = zip(*examples, strict=True)
+        ids = torch.stack(captions)
         special = torch.tensor(self.preprocessor.tokenizer.all_special_ids)
-        return {**inputs, "labels": ids.masked_fill(torch.isin(ids, special), IGNORED)}
+        labels = ids.masked_fill(torch.isin(ids, special), IGNORED)
+        return {"input_ids": ids, "pixel_values": torch.stack(images), "labels": labels}
 
     def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
         """The share of captions of which every word is the most likely one after those before."""
@@ -296,7 +301,7 @@ class Captions(Task):
             is_right = (predicted == following) | (following == IGNORED)
             correct += int(is_right.all(1).sum())
         items = len(self.test)
-        counts = Counter(item.text for item in self.test)
+        counts = Counter(tuple(ids.tolist()) for ids, _ in self.test)
         accuracy = share(correct, items)
         return HeldOutScore("accuracy", *accuracy.row, items, max(counts.values()) / items)
 
