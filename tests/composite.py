@@ -5,6 +5,7 @@ names for the type, around a tokenizer of bytes with the special tokens that its
 an image processor or a feature extractor with the sizes of the model.
 """
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -12,34 +13,86 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import tiny
 import tokenizers
 import torch
 import transformers
+from PIL import Image
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, PreTrainedConfig, ProcessorMixin
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
-from transformers.models.auto.processing_auto import (
-    PROCESSOR_MAPPING_NAMES,
-    processor_class_from_name,
-)
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.video_processing_utils import BaseVideoProcessor
 
 from analysis_book.atlas.sizes import CHANGES, _shrunk
-from analysis_lib.models.pairs import without_videos
+from analysis_lib.models.pairs import pair_kinds, placed, readers, without_videos
 
+SIDE = 32
+PATCH = 8
 # Special tokens in the source of a processor.
-_SPECIAL = re.compile(r"""["'](<[^"'\s{}<>]{1,40}>|\[[A-Z_]+\])["']""")
-_NAMED = re.compile(r"tokenizer\.(\w+)_token(?:_id)?\b")
+_SPECIAL = re.compile(r"""["'](<[^"'\s{}<>]{1,40}>|\[[A-Z_]+\]|\|[A-Z]+\|)["']""")
+_NAMED = re.compile(r"tokenizer(?:\.|, \")(\w+)_token(?:_id)?\b")
 # The shares of the axes of positions in the source of a model.
-_AXES = re.compile(r'"mrope_section", (\[[\d, ]+\])')
-_USUAL = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
+_AXES = re.compile(r"\"mrope_section\", (\[[\d, ]+\])")
+_USUAL = ("bos", "eos", "unk", "pad", "cls", "sep", "mask", "add_bos", "add_eos")
 _FRAME = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+# Settings of a processor that hold the number of tokens of an image or a sound.
+_COUNTS = (
+    *("image_seq_length", "image_seq_len", "num_image_tokens", "image_length"),
+    *("num_query_tokens", "audio_seq_length", "query_num", "num_img_tokens"),
+)
+_MISMATCH = re.compile(r"tokens:? (\d+).*?features:?(?: shape)? \D*(\d+)", re.S)
+# By type: settings of the configuration, of the image processor or feature extractor, and of the
+# processor.
+SETTINGS: dict[str, tuple[dict, dict, dict]] = {
+    "llava": ({}, {}, {"num_additional_image_tokens": 1}),
+    "vipllava": (
+        {"vision_feature_layers": [-2, -1]},
+        {},
+        {"num_additional_image_tokens": 0},
+    ),
+    "aria": (
+        {
+            "vision_config": {"patch_size": 70, "image_size": 490},
+            "projector_patch_to_query_dict": {196: 16},
+        },
+        {},
+        {"size_conversion": {490: 4, 980: 16}},
+    ),
+    "llava_next": ({}, {}, {"num_additional_image_tokens": 1}),
+    "llava_onevision": ({}, {}, {"num_image_tokens": 16}),
+    "paligemma": ({}, {"image_seq_length": 16}, {}),
+    "clap": ({"audio_config": {"hidden_size": 192}}, {"truncation": "rand_trunc"}, {}),
+    "align": ({"projection_dim": 640}, {}, {}),
+    "ovis2": (
+        {
+            "image_token_id": "<IMG_ATOM>",
+            "visual_indicator_token_ids": [
+                *("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
+            ],
+        },
+        {},
+        {},
+    ),
+    "florence2": ({}, {"image_seq_length": 16}, {}),
+    "fuyu": (
+        {"patch_size": 30, "image_size": 60},
+        {"size": {"height": 60, "width": 60}, "patch_size": {"height": 30, "width": 30}},
+        {},
+    ),
+    "gemma3": ({"mm_tokens_per_image": 4}, {}, {"image_seq_length": 4}),
+}
+_PROCESSORS = {"mistral3": "PixtralProcessor", "kosmos-2": "Kosmos2Processor"}
 
 
 def processor_class(model_type: str) -> type[ProcessorMixin]:
-    return processor_class_from_name(PROCESSOR_MAPPING_NAMES[model_type])
+    """The class of the processor of a type of model."""
+    name = PROCESSOR_MAPPING_NAMES.get(model_type) or _PROCESSORS.get(model_type)
+    if name is None:
+        raise KeyError(f"no processor of {model_type}")
+    return getattr(transformers, name)
 
 
 def tokenizer(*sources: str) -> transformers.PreTrainedTokenizerFast:
@@ -49,8 +102,9 @@ def tokenizer(*sources: str) -> transformers.PreTrainedTokenizerFast:
     for source in sources:
         special |= dict.fromkeys(_SPECIAL.findall(source))
         for name in _NAMED.findall(source):
-            if name not in _USUAL:
-                named[f"{name}_token"] = f"<{name}>"
+            if name not in _USUAL and f"{name}_token.content" not in source:
+                token = re.search(rf'{name}_token(?:: str)? = "([^"]+)"', source)
+                named[f"{name}_token"] = token[1] if token else f"<{name}>"
     special |= dict.fromkeys(named.values())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = dict.fromkeys([*special, *alphabet])
@@ -63,53 +117,62 @@ def tokenizer(*sources: str) -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=framed.backend_tokenizer,
         extra_special_tokens=named,
+        model_max_length=4096,
         **{f"{name}_token": token for name, token in _FRAME.items()},
     )
 
 
-# --- The model ------------------------------------------------------------------------------------
-
-# By type: settings of the configuration, of the image processor or feature extractor, and of the
-# processor.
-SETTINGS: dict[str, tuple[dict, dict, dict]] = {}
-SIDE = 32
-PATCH = 8
+# --- The configuration ----------------------------------------------------------------------------
 
 
-def _resized(settings: dict, words: int, changes: dict) -> dict:
-    """Settings with the vocabulary of a tokenizer, pictures of few patches, and other changes."""
-    made = {}
-    for name, value in settings.items():
-        if isinstance(value, dict) and name.endswith("_config"):
-            given = changes.get(name, {})
-            made[name] = _resized(value, words, given)
-        elif name == "vocab_size":
-            made[name] = words
-        elif name == "image_size" and isinstance(value, int):
-            made[name] = SIDE
-        elif name == "patch_size" and isinstance(value, int):
-            made[name] = PATCH
-        else:
-            made[name] = value
-    for name, value in changes.items():
-        if not isinstance(value, dict) or name not in made:
-            made[name] = value
-    return made
-
-
-def configuration(model_type: str, reads: transformers.PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """The default configuration of a type with small sizes and the tokens of a tokenizer."""
+def configuration(model_type: str, words: int) -> PreTrainedConfig:
+    """The default configuration of a type with small sizes and a number of words."""
     changes, *_ = SETTINGS.get(model_type, ({}, {}, {}))
     base = transformers.AutoConfig.for_model(model_type)
     small = _shrunk(base.to_dict()) | CHANGES.get(model_type, {})
-    small = _resized(small, len(reads), changes)
-    small.pop("model_type")
+    small = _resized(small, words, changes)
+    small.pop("model_type", None)
     config = type(base)(**small)
     sections = _AXES.search(_modeling_source(type(base)))
     default = json.loads(sections[1]) if sections else None
     for part in [config, *_parts(config)]:
         _fit_rotation(part, default if part is config.get_text_config() else None)
     return config
+
+
+def _resized(settings: dict, words: int, changes: dict) -> dict:
+    """Settings with a number of words, pictures of few patches, and other changes."""
+    made = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and "model_type" in value:
+            made[name] = _resized(value, words, changes.get(name, {}))
+        elif name in ("vocab_size", "text_vocab_size", "vocab_size_per_layer_input"):
+            made[name] = words
+        elif name == "max_source_positions":
+            made[name] = 150
+        elif name == "max_position_embeddings" and isinstance(value, int):
+            made[name] = 1024
+        elif name in ("image_size", "img_size") and isinstance(value, int):
+            made[name] = SIDE
+        elif name in ("image_size", "img_size") and isinstance(value, list | tuple):
+            made[name] = [SIDE, SIDE]
+        elif name == "patch_size" and isinstance(value, int):
+            made[name] = PATCH
+        elif name == "image_grid_pinpoints" and value:
+            made[name] = _PINPOINTS
+        else:
+            made[name] = value
+    for name, value in changes.items():
+        if "token_id" in name:
+            # Names of tokens, whose ids are not known yet.
+            continue
+        is_config = isinstance(settings.get(name), dict) and "model_type" in settings[name]
+        if not is_config:
+            made[name] = value
+    return made
+
+
+_PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
 
 
 def _modeling_source(kind: type[PreTrainedConfig]) -> str:
@@ -133,24 +196,6 @@ def _fit_rotation(config: PreTrainedConfig, default: list[int] | None) -> None:
         each["mrope_section"] = shares
 
 
-def _set_tokens(config: PreTrainedConfig, processor: ProcessorMixin) -> None:
-    """Give a configuration the ids of the tokens of its processor."""
-    reads = processor.tokenizer
-    for part in [config, *_parts(config)]:
-        for name in [*vars(part)]:
-            match = re.fullmatch(r"(\w+)_token_(?:id|index)", name)
-            if not match:
-                continue
-            token = match[1]
-            for owner in (processor, reads):
-                index = getattr(owner, f"{token}_token_id", None)
-                if index is None and isinstance(getattr(owner, f"{token}_token", None), str):
-                    index = reads.convert_tokens_to_ids(getattr(owner, f"{token}_token"))
-                if index is not None:
-                    setattr(part, name, index)
-                    break
-
-
 def _parts(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
     for value in vars(config).values():
         if isinstance(value, PreTrainedConfig):
@@ -158,11 +203,51 @@ def _parts(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
             yield from _parts(value)
 
 
+def _part(config: PreTrainedConfig, *words: str) -> PreTrainedConfig:
+    """The part of a configuration with one of some words in its name; itself without one."""
+    for name, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig) and any(word in name for word in words):
+            return value
+    for part in _parts(config):
+        inner = _part(part, *words)
+        if inner is not part:
+            return inner
+    return config
+
+
+def _set_tokens(model_type: str, config: PreTrainedConfig, processor: ProcessorMixin) -> None:
+    """Give a configuration the ids of the tokens of its processor."""
+    reads = processor.tokenizer
+    changes, *_ = SETTINGS.get(model_type, ({}, {}, {}))
+    named = {name: value for name, value in changes.items() if "token_id" in name}
+    for name, tokens in named.items():
+        setattr(config, name, reads.convert_tokens_to_ids(tokens))
+    for part in [config, *_parts(config)]:
+        for name in {*dir(part)} - named.keys():
+            match = re.fullmatch(r"(\w+?)_token_(?:id|index)", name)
+            if not match or match[1] in ("eos", "bos", "pad"):
+                continue
+            index = _id_of(match[1], reads, processor)
+            if index is not None:
+                with contextlib.suppress(Exception):
+                    setattr(part, name, index)
+
+
+def _id_of(token: str, reads: object, processor: object) -> int | None:
+    for owner in (reads, processor):
+        index = getattr(owner, f"{token}_token_id", None)
+        if index is None and isinstance(getattr(owner, f"{token}_token", None), str):
+            index = reads.convert_tokens_to_ids(getattr(owner, f"{token}_token"))
+        if isinstance(index, int):
+            return index
+    return None
+
+
 # --- The processor --------------------------------------------------------------------------------
 
 
 def _source(made: type) -> str:
-    return inspect.getsource(inspect.getmodule(made))
+    return inspect.getsource(importlib.import_module(made.__module__))
 
 
 def _taken(made: type, settings: dict) -> dict:
@@ -171,39 +256,89 @@ def _taken(made: type, settings: dict) -> dict:
     return {name: value for name, value in settings.items() if name in known}
 
 
-def image_processor(model_type: str, config: PreTrainedConfig) -> object:
+def _mapped(names: dict, model_type: str) -> object:
+    """The entry of a type in a mapping, or that of another type with the same processor."""
+    if model_type in names:
+        return names[model_type]
+    own = processor_class(model_type).__name__
+    for other, name in PROCESSOR_MAPPING_NAMES.items():
+        if name == own and other in names:
+            return names[other]
+    raise KeyError(f"{model_type} has no part for its files")
+
+
+def image_processor(model_type: str, config: PreTrainedConfig, counts: dict) -> object:
+    """The image processor of a type that works without torchvision, for a small model."""
     _, changes, _ = SETTINGS.get(model_type, ({}, {}, {}))
-    name = IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["pil"]
-    made = getattr(transformers, name)
-    vision = getattr(config, "vision_config", config)
-    settings = {}
+    entry = _mapped(IMAGE_PROCESSOR_MAPPING_NAMES, model_type)
+    if not isinstance(entry, dict) or "pil" not in entry:
+        raise ImportError("its image processor needs torchvision")
+    made = getattr(transformers, entry["pil"])
+    vision = _part(config, "vision", "image", "vit")
     default = made()
-    for setting in ("patch_size", "merge_size", "temporal_patch_size"):
-        if hasattr(default, setting):
-            known = getattr(vision, setting, None) or getattr(vision, f"spatial_{setting}", None)
-            if known:
-                settings[setting] = known
-    for setting in ("size", "crop_size"):
-        value = getattr(default, setting, None)
-        if value is None:
-            continue
-        keys = dict(value).keys()
-        if "height" in keys:
-            settings[setting] = {"height": SIDE, "width": SIDE}
-        elif keys == {"shortest_edge"}:
-            settings[setting] = {"shortest_edge": SIDE}
-        elif "longest_edge" in keys:
-            settings[setting] = {"shortest_edge": SIDE**2, "longest_edge": 4 * SIDE**2}
-    return made(**settings | changes)
+    settings = {}
+    for name, value in vars(default).items():
+        known = getattr(vision, name, None)
+        spatial = getattr(vision, f"spatial_{name}", None)
+        if name in ("patch_size", "merge_size", "temporal_patch_size", "pooling_kernel_size"):
+            if isinstance(known or spatial, int) and isinstance(value, int):
+                settings[name] = known or spatial
+        elif name in ("size", "crop_size", "max_image_size", "high_res_size") and value:
+            settings[name] = _small_size(value)
+        elif name == "image_grid_pinpoints" and value:
+            settings[name] = _PINPOINTS
+        elif name in counts:
+            settings[name] = counts[name]
+        elif name in ("max_pixels", "min_pixels") and value:
+            settings[name] = 4 * SIDE**2 if name == "max_pixels" else SIDE**2
+    processor = made(**settings | changes)
+    for name, value in counts.items():
+        if hasattr(processor, name):
+            setattr(processor, name, value)
+    return processor
+
+
+def _small_size(value: object) -> object:
+    if isinstance(value, int):
+        return SIDE
+    given = {name: size for name, size in dict(value).items() if size is not None}
+    if "height" in given:
+        return {"height": SIDE, "width": SIDE}
+    if given.keys() == {"shortest_edge"}:
+        return {"shortest_edge": SIDE}
+    if given.keys() == {"longest_edge"}:
+        return {"longest_edge": SIDE}
+    if given.get("longest_edge", 0) > 10_000:
+        # Numbers of pixels.
+        return {"shortest_edge": SIDE**2, "longest_edge": 4 * SIDE**2}
+    return {"shortest_edge": SIDE, "longest_edge": SIDE} if "longest_edge" in given else given
 
 
 def feature_extractor(model_type: str, config: PreTrainedConfig) -> object:
+    """The feature extractor of a type, for a small model."""
     _, changes, _ = SETTINGS.get(model_type, ({}, {}, {}))
-    name = FEATURE_EXTRACTOR_MAPPING_NAMES[model_type]
-    return getattr(transformers, name)(**changes)
+    made = getattr(transformers, _mapped(FEATURE_EXTRACTOR_MAPPING_NAMES, model_type))
+    audio = _part(config, "audio", "speech", "encoder")
+    bins = ("num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", "num_mels")
+    known = next((getattr(audio, name) for name in bins if hasattr(audio, name)), None)
+    settings = {}
+    if known is not None:
+        settings = dict.fromkeys(("feature_size", "num_mel_bins"), known)
+    positions = getattr(audio, "max_source_positions", None)
+    if positions and "chunk_length" in inspect.signature(made.__init__).parameters:
+        # Two steps of 10 ms for each position.
+        settings["chunk_length"] = max(1, positions * 2 // 100)
+    return made(**_taken(made, settings | changes))
 
 
-def processor(model_type: str, config: PreTrainedConfig, reads: object) -> ProcessorMixin:
+def processor(
+    model_type: str, config: PreTrainedConfig, reads: object, counts: dict
+) -> ProcessorMixin:
+    """The processor of a type, for a small model.
+
+    Args:
+        counts: settings that hold the number of tokens of an image or a sound.
+    """
     *_, changes = SETTINGS.get(model_type, ({}, {}, {}))
     made = processor_class(model_type)
     parts = {}
@@ -213,36 +348,80 @@ def processor(model_type: str, config: PreTrainedConfig, reads: object) -> Proce
         elif "video" in name:
             parts[name] = None
         elif "image" in name:
-            parts[name] = image_processor(model_type, config)
+            parts[name] = image_processor(model_type, config, counts)
         else:
             parts[name] = feature_extractor(model_type, config)
-    vision = getattr(config, "vision_config", config)
+    vision = _part(config, "vision", "image", "vit")
     known = {"patch_size": getattr(vision, "patch_size", None)}
-    for setting in ("vision_feature_select_strategy", "image_seq_length"):
-        if hasattr(config, setting):
+    known["spatial_merge_size"] = getattr(config, "spatial_merge_size", None)
+    for setting in ("vision_feature_select_strategy", *_COUNTS, "downsample_factor"):
+        if isinstance(getattr(config, setting, None), str | int):
             known[setting] = getattr(config, setting)
+    known |= {"img_size": SIDE, "image_size": SIDE} | changes | counts
+    known = {name: value for name, value in known.items() if value is not None}
     with without_videos():
-        return made(**parts, **_taken(made, known) | changes)
+        processor = made(**parts, **_taken(made, known))
+    for name, value in counts.items():
+        setattr(processor, name, value)
+    return processor
+
+
+# --- Both -----------------------------------------------------------------------------------------
 
 
 def build(model_type: str, seed: int = 0) -> tuple[transformers.PreTrainedModel, ProcessorMixin]:
     """A random model of a type, without a head, and its processor."""
-    kind = CONFIG_MAPPING[model_type]
-    reads = tokenizer(_source(processor_class(model_type)), _source(kind))
-    config = configuration(model_type, reads)
-    made = processor(model_type, config, reads)
-    if len(reads) != config.get_text_config().vocab_size:
-        config = configuration(model_type, reads)
-    _set_tokens(config, made)
-    torch.manual_seed(seed)
-    model = transformers.AutoModel.from_config(config)
-    tiny.randomise(model)
-    return model.eval(), made
+    reads = tokenizer(_source(processor_class(model_type)), _source(CONFIG_MAPPING[model_type]))
+    counts: dict[str, int] = {}
+    for _ in range(4):
+        config = configuration(model_type, len(reads))
+        made = processor(model_type, config, reads, counts)
+        if len(reads) != config.get_text_config().vocab_size:
+            config = configuration(model_type, len(reads))
+        _set_tokens(model_type, config, made)
+        torch.manual_seed(seed)
+        model = transformers.AutoModel.from_config(config)
+        tiny.randomise(model)
+        better = _counts(model.eval(), made)
+        if better is None or better == counts:
+            break
+        counts = better
+    return model, made
 
 
-SETTINGS |= {
-    "llava": ({}, {}, {"num_additional_image_tokens": 1}),
-}
+def _counts(model: transformers.PreTrainedModel, made: ProcessorMixin) -> dict | None:
+    """Numbers of tokens that fit the features of an image; None if they fit, or cannot be known."""
+    kind, *_ = pair_kinds(made)
+    if kind != "image+text":
+        return None
+    for reader in readers(made, kind):
+        try:
+            with torch.no_grad():
+                model(**placed(model, reader.example()))
+            return None
+        except Exception as error:
+            match = _MISMATCH.search(str(error))
+            if match is None or not int(match[1]):
+                continue
+            tokens, features = map(int, match.groups())
+            width = model.config.get_text_config().hidden_size
+            if features > tokens and features % width == 0 and "shape" not in str(error):
+                features //= width
+            owners = (made, made.image_processor)
+            settings = {}
+            for name in _COUNTS:
+                for owner in owners:
+                    if isinstance(value := getattr(owner, name, None), int):
+                        settings[name] = max(1, value * features // tokens)
+            source = _source(type(made))
+            return settings or {name: features for name in _COUNTS if name in source}
+    return None
+
+
+def example() -> Image.Image:
+    """A picture of random colours."""
+    random = np.random.default_rng(0)
+    return Image.fromarray(random.integers(0, 256, (60, 50, 3), dtype=np.uint8))
 
 
 def save(folder: Path, model_type: str, seed: int = 0) -> Path:

@@ -31,6 +31,7 @@ from analysis_lib.capture.activations import (
     Receive,
 )
 from analysis_lib.capture.attention_rows import AttentionWeights, Softmax, attend, lowest_score
+from analysis_lib.capture.interventions import SIDES
 from analysis_lib.capture.masks import LongMask
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
 from analysis_lib.capture.tokens import Visibility
@@ -67,6 +68,8 @@ class InterfaceAttention:
     Attributes:
         receive: receives the activations of the attentions in ``beside``.
         own: the modules whose attention is measured.
+        windows: queries, keys and values of the windows of an image that the current module has
+            attended in so far.
         beside: the modules that are not the first self-attention of a block, with the number of
             their layer and the name of their stack.
     """
@@ -75,6 +78,7 @@ class InterfaceAttention:
     projections: ProjectionHooks
     receive: Receive
     own: dict[nn.Module, Attention] = field(default_factory=dict)
+    windows: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     beside: dict[nn.Module, tuple[int, str]] = field(default_factory=dict)
 
     def attend(
@@ -100,6 +104,8 @@ class InterfaceAttention:
                     self.projections.call,
                 )
                 return query.new_zeros(*query.shape[:3], value.shape[-1])
+            if query.shape[2] < layer.activations.tokens.mask.shape[1] and mask is None:
+                return self._window(module, query, key, value, *given)
             changed = self._changed(query, key, value, mask)
             return self._captured(module, *changed, *given)
         block = layer.activations
@@ -112,6 +118,41 @@ class InterfaceAttention:
         finally:
             layer.activations = block
         return output
+
+    def _window(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *given: object
+    ) -> Tensor:
+        """The output of a window of an image, in which a module attends apart from the others.
+
+        With the last window, all of them are captured as one attention, in which each query sees
+        the keys of its window.
+
+        Raises:
+            AnalysisError: an intervention changes this attention.
+        """
+        layer = self.layer
+        number = layer.activations.layer
+        if any((site, number) in layer.changes for site in (*SIDES, *SIDES.values(), "weights")):
+            raise AnalysisError(
+                f"the attention of layer {number} is computed in windows of an image, which no "
+                "intervention changes: name other layers or another site"
+            )
+        self.windows.append((query, key, value))
+        queries, keys, values = (torch.cat(part, 2) for part in zip(*self.windows, strict=True))
+        if queries.shape[2] < layer.activations.tokens.mask.shape[1]:
+            bias, scaling, *_ = given
+            return _fused(query, key, value, bias, scaling)
+        sizes = torch.tensor([window.shape[2] for window, *_ in self.windows], device=query.device)
+        self.windows = []
+        numbers = torch.arange(len(sizes), device=query.device).repeat_interleave(sizes)
+
+        def rows(some: slice) -> Tensor:
+            return (numbers[some, None] == numbers)[None, None]
+
+        shape = 1, 1, len(numbers), len(numbers)
+        mask = masks.made(shape, query.device, rows)
+        output = self._captured(module, queries, keys, values, mask, *given)
+        return output[:, :, -query.shape[2] :]
 
     def attach(self, module: nn.Module, seen: AttentionSeen) -> Iterator[RemovableHandle]:
         """Attach the hooks of a module with its own attention; the caller removes the handles."""

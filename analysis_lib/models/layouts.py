@@ -22,6 +22,7 @@ from analysis_lib.models.devices import without_gradients
 from analysis_lib.models.keys import find_keys
 from analysis_lib.models.parts import Attention, Layout, Stack
 from analysis_lib.models.probe import (
+    Call,
     Trace,
     evaluated,
     example,
@@ -376,7 +377,7 @@ def attentions_of(
         # The tokens of one image, without an axis of images.
         vectors = vectors.unsqueeze(0)
     tokens = vectors.shape[1] if vectors.dim() == 3 else vectors[0, 0].numel()
-    calls = [trace.calls[index] for index in run.calls]
+    calls = _joined([trace.calls[index] for index in run.calls], tokens)
     if cross:
         calls = [call for call in calls if call.key.shape[2] != tokens]
     if is_stage and len(calls) > 1:
@@ -397,6 +398,23 @@ def attentions_of(
             rotation = find_rotation(call, trace, keys)
             attentions.append(Attention(paths[call.module], **keys, **rotation, own=call.own))
     return attentions
+
+
+def _joined(calls: Sequence[Call], tokens: int) -> list[Call]:
+    """Calls of attention, where those of one module in windows of an image are one call."""
+    of_module: dict[nn.Module, list[Call]] = {}
+    for call in calls:
+        of_module.setdefault(call.module, []).append(call)
+    joined = []
+    for module, own in of_module.items():
+        counts = [call.query.shape[2] for call in own]
+        are_windows = counts == [call.key.shape[2] for call in own] and sum(counts) == tokens
+        if len(own) > 1 and are_windows and all(call.is_plain for call in own):
+            query = torch.cat([call.query for call in own], 2)
+            key = torch.cat([call.key for call in own], 2)
+            own = [Call(module, query, key)]
+        joined += own
+    return joined
 
 
 def uncaptured(

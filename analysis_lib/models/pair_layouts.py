@@ -58,11 +58,16 @@ def find_pair_layout(
             with evaluated(model), probed(model):
                 trace = traced_with_hidden_states(model, placed(model, reader.example()))
                 layout = _layout(name, trace, reader)
-                return layout, replace(reader, medium_ids=_medium_ids(trace, layout))
+                medium_ids = _medium_ids(trace, layout)
+            is_alone = all(stack.tokens in ("text", "shifted") for stack in layout.stacks)
+            if is_alone and not medium_ids:
+                raise AnalysisError(f"{name} does not read the {MEDIA[kind]}")
+            return layout, replace(reader, medium_ids=medium_ids)
         except Exception as error:  # Models and processors fail in many ways.
             errors.append(error)
-    # Placeholders are tried in vain where a chat template is the documented way.
-    error = errors[0]
+    # Of those that the processor reads: a placeholder that it does not know says nothing.
+    read = [error for error in errors if not isinstance(error, AnalysisError)]
+    error = (read or errors)[0]
     raise AnalysisError(
         f"{name} is a {model.config.model_type} model, which cannot read an {kind} pair as its "
         f"{type(processor).__name__} prepares it ({first_line(error)}): give another model"

@@ -118,12 +118,16 @@ def _some_tokens(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @dataclass(eq=False)
 class Call:
-    """One attention: a call of transformers' interface, or (``own``) the module's own code."""
+    """One attention: a call of transformers' interface, or (``own``) the module's own code.
+
+    It is plain if every query sees all keys.
+    """
 
     module: nn.Module
     query: Tensor
     key: Tensor
     own: bool = False
+    is_plain: bool = False
 
 
 @dataclass(eq=False)
@@ -251,7 +255,8 @@ def _traced_attention(
     options = {name: given[name] for name in ("dropout", "scaling", "is_causal") if name in given}
     with ExitStack() as undo:
         if (trace := _current.get()) is not None:
-            trace.calls.append(Call(module, query, key))
+            is_plain = attention_mask is None and given.get("is_causal") is False
+            trace.calls.append(Call(module, query, key, is_plain=is_plain))
             # PyTorch's own attention inside this call is the same one.
             _set(undo, trace.seen, receive=None)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
