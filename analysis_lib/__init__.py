@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Comparison,
         Tables,
         compare,
+        generate,
         measure,
         measure_vectors,
         merge_parts,
