@@ -41,6 +41,12 @@ STORES = {
     "derived": "models trained here, corpora cut into sentences",
 }
 
+TEMPLATE = {
+    "type": Path,
+    "metavar": "FILE",
+    "help": "the Jinja template of conversations, in place of the tokenizer's",
+}
+
 # Options of `measure` that apply to vectors.
 OF_VECTORS = {"vectors", "layers", "check", "metrics", "out", "format", "workers", "bins"}
 OF_VECTORS |= {"quiet", "debug", "help"}
@@ -302,12 +308,7 @@ def _parser() -> argparse.ArgumentParser:
             default="keep",
             help="keep (default) or drop [CLS] and [SEP] as vectors and queries",
         )
-        add(
-            "--chat-template",
-            type=Path,
-            metavar="FILE",
-            help="the Jinja template of conversations, in place of the tokenizer's",
-        )
+        add("--chat-template", **TEMPLATE)
         add(
             "--intervention",
             type=Path,
@@ -435,6 +436,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="take the first --limit prompts instead of drawing them",
     )
+    add("--chat-template", **TEMPLATE)
     add("--dtype", help="float32 (default), float64, bfloat16 or float16")
     add(
         "--tokenizer",
@@ -752,6 +754,7 @@ def _generate(options: argparse.Namespace) -> None:
     dtype = model_dtype(options, [options.model])
     checked_options(dtype, options.device)
     draw = _draw(options, is_sampled=options.temperature > 0)
+    template = _template(options.chat_template)
     corpus = load_corpus(options.data, **draw)
     given = {name: getattr(options, name) for name in ("revision", "device")}
     with made(out.parent):
@@ -763,6 +766,7 @@ def _generate(options: argparse.Namespace) -> None:
             temperature=options.temperature,
             seed=options.seed or 0,
             batch_size=options.batch,
+            chat_template=template,
         )
         save_answers(answers, out)
     ended = sum(answer.ended for answer in answers)

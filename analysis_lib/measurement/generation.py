@@ -13,7 +13,8 @@ from torch import nn
 
 from analysis_lib import files
 from analysis_lib.capture.memory import is_out_of_memory
-from analysis_lib.corpora import Corpus, load_corpus
+from analysis_lib.corpora import Conversation, Corpus, load_corpus
+from analysis_lib.corpora.corpus import item_kind
 from analysis_lib.errors import (
     AnalysisError,
     require_flag,
@@ -24,11 +25,12 @@ from analysis_lib.errors import (
 from analysis_lib.measurement.description import say
 from analysis_lib.measurement.measuring import refuse_kind
 from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.models.chat import conversations
 from analysis_lib.models.devices import without_gradients
 from analysis_lib.models.loading import lacks_head, with_head
 from analysis_lib.models.outer import parameters_of
 from analysis_lib.models.probe import evaluated
-from analysis_lib.models.tokenization import encoded
+from analysis_lib.models.tokenization import Encoded, encoded
 from analysis_lib.progress import bar
 
 # Settings of transformers that choose among the likeliest tokens.
@@ -68,6 +70,7 @@ def generate(
     batch_size: int = 16,
     tokenizer: object = None,
     column: str | None = None,
+    chat_template: str | None = None,
     progress: bool = True,
 ) -> list[Generated]:
     """The answers of a causal language model to prompts.
@@ -82,7 +85,8 @@ def generate(
     Args:
         model: from ``load_model``, or one of its arguments.
         data: the prompts: from ``load_corpus``, or one of its arguments, such as
-            ``prompts.csv:text`` or a list.
+            ``prompts.csv:text`` or a list. Of conversations, the answer is the assistant's next
+            message: the prompt is the text that the chat template makes, up to where that begins.
         max_new_tokens: the length at which an answer is cut, in tokens.
         temperature: 0 takes the likeliest token. Above, tokens are drawn, from the 50 likeliest
             ones unless the ``generation_config`` says otherwise, as in transformers.
@@ -90,6 +94,7 @@ def generate(
             machine.
         batch_size: the number of prompts that are answered at once.
         tokenizer: for a model object, its tokenizer.
+        chat_template: the template of conversations, in Jinja, in place of the tokenizer's.
         column: the column of prompts, if ``data`` is a DataFrame or the like.
         progress: whether to show a bar.
 
@@ -113,7 +118,7 @@ def generate(
     loaded = model if isinstance(model, LoadedModel) else load_model(model, processor=tokenizer)
     refuse_kind(loaded.name, loaded.layout, corpus)
     headed = _language_model(loaded)
-    prompts = _prompts(loaded, corpus, max_new_tokens)
+    prompts = _prompts(loaded, corpus, max_new_tokens, chat_template)
     settings = _settings(headed, temperature)
     settings.update(max_new_tokens=max_new_tokens, pad_token_id=loaded.pad_id)
     answers: list[Generated | None] = [None] * len(corpus)
@@ -128,7 +133,9 @@ def generate(
         for batch in _batches(prompts, batch_size, _masks_padding(loaded, headed)):
             ids = _answer_ids(loaded, headed, [prompts[index] for index in batch], settings)
             for index, answer_ids in zip(batch, ids, strict=True):
-                prompt = corpus.texts[index]
+                prompt = corpus.items[index]
+                if not isinstance(prompt, str):
+                    prompt = loaded.tokenizer.decode(prompts[index])
                 answers[index] = _generated(loaded, prompt, prompts[index], answer_ids, settings)
             shown.update(len(batch))
     empty = sum(answer.ended and len(answer.answer_ids) == 1 for answer in answers)
@@ -163,11 +170,14 @@ def _language_model(loaded: LoadedModel) -> nn.Module:
     return loaded.headed
 
 
-def _prompts(loaded: LoadedModel, corpus: Corpus, max_new_tokens: int) -> list[list[int]]:
+def _prompts(
+    loaded: LoadedModel, corpus: Corpus, max_new_tokens: int, chat_template: str | None
+) -> list[list[int]]:
     """The tokens of each prompt.
 
     Raises:
-        AnalysisError: one has no token, or leaves no room for an answer.
+        AnalysisError: the chat template refuses a conversation; or a prompt has no token, or
+            leaves no room for an answer.
     """
     limit = loaded.max_length
     room = limit - max_new_tokens
@@ -177,7 +187,7 @@ def _prompts(loaded: LoadedModel, corpus: Corpus, max_new_tokens: int) -> list[l
             f"a prompt: give fewer new tokens, {limit - 1} at most"
         )
     prompts = []
-    for text in encoded(loaded.name, loaded.tokenizer, corpus.texts, limit):
+    for text in _read(loaded, corpus, chat_template):
         prompts.append([*text.ids[: text.body.stop]])
     lengths = [len(ids) for ids in prompts]
     if not min(lengths):
@@ -193,6 +203,15 @@ def _prompts(loaded: LoadedModel, corpus: Corpus, max_new_tokens: int) -> list[l
             "fewer new tokens"
         )
     return prompts
+
+
+def _read(loaded: LoadedModel, corpus: Corpus, chat_template: str | None) -> Iterable[Encoded]:
+    """The prompts as the model reads them; a conversation ends where the assistant begins."""
+    name = loaded.name
+    tokenizer = loaded.tokenizer
+    if item_kind(corpus.items) is Conversation:
+        return conversations(name, tokenizer, corpus.items, chat_template, answering=True)
+    return encoded(name, tokenizer, corpus.texts, loaded.max_length)
 
 
 def _settings(headed: nn.Module, temperature: float) -> transformers.GenerationConfig:
