@@ -158,7 +158,7 @@ REFUSED = [
     ("llama", {"temperature": -1}, "temperature is -1: give a number, 0 or more"),
     ("llama", {"batch_size": 0}, "batch_size is 0"),
     ("llama", {"data": []}, "holds no utterance"),
-    ("llama", {"data": [("one", "two")]}, "holds pairs of texts where single ones are wanted"),
+    ("llama", {"data": [("one", "two")]}, "holds pairs of texts where single texts are wanted"),
 ]
 
 
