@@ -2,6 +2,7 @@
 
 import json
 
+import generated
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +11,7 @@ import torch
 import transformers
 
 from analysis_lib import Corpus, generate, load_corpus, load_model, measure, merge_parts
+from analysis_lib.capture import Reading, Settings, batches, run
 from analysis_lib.corpora import Answered, Conversation
 from analysis_lib.corpora.token_types import ANSWER_TYPES, CONVERSATION_TYPES
 from analysis_lib.errors import AnalysisError
@@ -420,6 +422,24 @@ def test_the_answer_to_a_conversation_is_that_of_transformers(answering, tmp_pat
     assert [len(item.answer_ids) for item in corpus.items] == [len(a.answer_ids) for a in given]
     table = measure(load_model(answering), corpus, "dimension_means")["dimension_means"]
     assert {*table.token_type} == {"all", "first", "prompt", "answer"}
+
+
+def test_the_clean_pass_has_the_vectors_of_the_generation(answering):
+    """With its cache, a model has the same vectors while it answers as our pass over all tokens."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(answering, dtype=torch.float64)
+    prompt_ids = [256, 41, 75, 2]
+    ids, states = generated.as_generated(model, prompt_ids, 5)
+    item = Answered("", a_tokenizer().decode(ids), tuple(prompt_ids), tuple(ids))
+    loaded = load_model(answering, dtype="float64")
+    (batch,) = batches(loaded, [item], [0], Settings(), Reading())
+    layers = []
+    run(loaded, batch, frozenset({"hidden"}), layers.append)
+    for activations in layers:
+        # The last one of transformers has passed the norm.
+        if activations.layer < 2 and "hidden" in activations.spaces:
+            read = activations.spaces["hidden"].values[0, 0, :-1]
+            torch.testing.assert_close(read, states[activations.layer], rtol=1e-5, atol=1e-5)
+    assert len(layers) > 2
 
 
 def test_tokens_of_another_model_are_refused(tmp_path):
