@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Tables,
         check_layers,
         compare,
+        generate,
         measure,
         measure_vectors,
         merge_parts,

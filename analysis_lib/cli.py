@@ -41,6 +41,12 @@ STORES = {
     "derived": "models trained here, corpora cut into sentences",
 }
 
+TEMPLATE = {
+    "type": Path,
+    "metavar": "FILE",
+    "help": "the Jinja template of conversations, in place of the tokenizer's",
+}
+
 # Options of `measure` that apply to vectors.
 OF_VECTORS = {"vectors", "layers", "check", "metrics", "out", "format", "workers", "bins"}
 OF_VECTORS |= {"quiet", "debug", "help"}
@@ -302,12 +308,7 @@ def _parser() -> argparse.ArgumentParser:
             default="keep",
             help="keep (default) or drop [CLS] and [SEP] as vectors and queries",
         )
-        add(
-            "--chat-template",
-            type=Path,
-            metavar="FILE",
-            help="the Jinja template of conversations, in place of the tokenizer's",
-        )
+        add("--chat-template", **TEMPLATE)
         add(
             "--intervention",
             type=Path,
@@ -403,6 +404,46 @@ def _parser() -> argparse.ArgumentParser:
         help="untrained twins of each model, with other random weights (default 1)",
     )
     add("--workers", **WORKERS)
+    add("--device", **DEVICE)
+
+    add = command(
+        "generate",
+        _generate,
+        "let a causal language model answer prompts, as JSON lines",
+        "A line has the prompt, the answer, the ids of the tokens of both, and whether the model "
+        "ended the answer by itself. Answers are those of transformers' generate.",
+        "smollm2-135m --data prompts.csv:text --out answers.jsonl",
+        "smollm2-135m --data prompts.txt --tokens 32 --temperature 0.7 --seed 1 --out drawn.jsonl",
+        interrupted=BEGINS_ANEW,
+    )
+    known = "as --model of `measure`"
+    add("model", type=expanduser, metavar="MODEL", help=known).completer = known_names
+    known = "the prompts, as --data of `measure`"
+    add("--data", required=True, type=expanduser, help=known).completer = known_names
+    add("--out", required=True, type=expanduser, metavar="FILE", help="file for the answers")
+    add("--tokens", type=whole, default=128, help="of an answer at most (default 128)")
+    add(
+        "--temperature",
+        type=decimal,
+        default=0.0,
+        help="0 (default) takes the likeliest token; above, tokens are drawn",
+    )
+    add("--batch", type=whole, default=16, help="prompts that are answered at once (default 16)")
+    add("--limit", type=whole, help="answer at most this many prompts, drawn at random")
+    add("--seed", type=whole, help="with which prompts and tokens are drawn (default 0)")
+    add(
+        "--first",
+        action="store_true",
+        help="take the first --limit prompts instead of drawing them",
+    )
+    add("--chat-template", **TEMPLATE)
+    add("--dtype", help="float32 (default), float64, bfloat16 or float16")
+    add(
+        "--tokenizer",
+        type=expanduser,
+        help="a name or folder to read the tokenizer from, where it is not the model's",
+    )
+    add("--revision", help="commit, branch or tag of a Hub model")
     add("--device", **DEVICE)
 
     add = command(
@@ -568,12 +609,17 @@ def model_dtype(options: argparse.Namespace, models: list[str]) -> str:
     return options.dtype or "float32"
 
 
-def _draw(options: argparse.Namespace) -> dict[str, int | None]:
-    """Arguments of ``load_corpus`` for the items to draw; without a seed, the first ones."""
-    if options.first and options.seed is not None:
+def _draw(options: argparse.Namespace, is_sampled: bool = False) -> dict[str, int | None]:
+    """Arguments of ``load_corpus`` for the items to draw; without a seed, the first ones.
+
+    Args:
+        is_sampled: whether the seed draws something else, too.
+    """
+    seed = None if is_sampled else options.seed
+    if options.first and seed is not None:
         raise AnalysisError("--first and --seed exclude each other: give one of them")
     if options.limit is None:
-        for name, draws in (("--first", options.first), ("--seed", options.seed)):
+        for name, draws in (("--first", options.first), ("--seed", seed)):
             if draws:
                 raise AnalysisError(
                     f"{name} says which items --limit keeps: give --limit, or leave it out"
@@ -695,6 +741,37 @@ def _compare(options: argparse.Namespace) -> None:
         f"wrote {count(len(tables), 'table')} of {count(len(options.models), 'model')} to "
         f"{options.out}"
     )
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from analysis_lib import generate, load_corpus, load_model
+    from analysis_lib.measurement import save_answers
+    from analysis_lib.models.loading import checked_options
+
+    out = Path(options.out)
+    if os.path.lexists(out):
+        raise AnalysisError(f"{out} is there already: move it, or give another --out")
+    dtype = model_dtype(options, [options.model])
+    checked_options(dtype, options.device)
+    draw = _draw(options, is_sampled=options.temperature > 0)
+    template = _template(options.chat_template)
+    corpus = load_corpus(options.data, **draw)
+    given = {name: getattr(options, name) for name in ("revision", "device")}
+    with made(out.parent):
+        model = load_model(options.model, processor=options.tokenizer, dtype=dtype, **given)
+        answers = generate(
+            model,
+            corpus,
+            max_new_tokens=options.tokens,
+            temperature=options.temperature,
+            seed=options.seed or 0,
+            batch_size=options.batch,
+            chat_template=template,
+        )
+        save_answers(answers, out)
+    ended = sum(answer.ended for answer in answers)
+    written = f"wrote {count(len(answers), 'answer')} of {model.name} to {out}"
+    say(f"{written}; it ended {ended} of them by itself")
 
 
 def count(number: int, thing: str) -> str:

@@ -36,6 +36,7 @@ from analysis_lib import (
     Replace,
     compare,
     corpora,
+    generate,
     load_corpus,
     load_model,
     measure,
@@ -120,6 +121,7 @@ MEASURE = {
     "long_texts": WORDS,
     "maps": WORDS,
     "tokens": WORDS,
+    "bins": WORDS[1:],
     "intervention": ["", 0, False, 1.5, "residual", [1], {"where": "residual", "nope": 1}, [{"layers": [1]}]],
     "progress": [None, "no", 1],
     "scheduler": WORDS[1:],
@@ -139,6 +141,25 @@ def test_measure(place, name, value):
 @pytest.mark.parametrize("folder", [*WORDS, ".", "absent", "bert/config.json"])
 def test_merge_parts(folder):
     refused(merge_parts, folder)
+
+
+GENERATE = {
+    "max_new_tokens": NUMBERS,
+    "batch_size": NUMBERS,
+    "seed": NUMBERS,
+    "temperature": [None, "", "2", -1, True, [], float("nan"), float("inf")],
+    "progress": [None, "no", 1],
+    "column": ["text", 3],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in GENERATE.items() for value in values]
+)
+def test_generate(place, name, value):
+    words = refused(generate, **{"model": place[1], "data": TEXTS, "progress": False, name: value})
+    # The model itself would be refused last.
+    assert "cannot answer" not in words
 
 
 def test_measure_takes_numbers_of_numpy(place):

@@ -910,7 +910,7 @@ def test_the_ledger_fits_into_the_terminal_and_cuts_no_name(run, tmp_path, monke
     assert out.count("number 0") == out.count("number 1") == 1
 
 
-COMMANDS = "measure merge compare pretrain train dynamics classifiers run book report claims cache metrics models datasets"
+COMMANDS = "measure merge compare generate pretrain train dynamics classifiers run book report claims cache metrics models datasets"
 
 
 @pytest.mark.parametrize("command", COMMANDS.split())

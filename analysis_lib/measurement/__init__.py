@@ -6,6 +6,7 @@ from analysis_lib.lazy import lazily
 
 if TYPE_CHECKING:
     from analysis_lib.measurement.comparison import Comparison, compare
+    from analysis_lib.measurement.generation import Generated, generate, save_answers
     from analysis_lib.measurement.layer_check import LayerCheck, check_layers
     from analysis_lib.measurement.measuring import measure, measure_vectors
     from analysis_lib.measurement.model_similarity import similarity

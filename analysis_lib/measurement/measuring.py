@@ -21,6 +21,7 @@ from analysis_lib.errors import (
     CONTINUES,
     AnalysisError,
     in_order,
+    require_choice,
     require_extra,
     require_flag,
     require_number,
@@ -38,6 +39,7 @@ from analysis_lib.measurement.tables import Tables
 from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
+from analysis_lib.metrics.bins import BINS
 from analysis_lib.metrics.registry import WANTED
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.names import architecture_to_make
@@ -403,6 +405,8 @@ def resolvable(
         AnalysisError: they cannot be resolved.
     """
     metrics = metrics if isinstance(metrics, str) else in_order("metrics", metrics, WANTED)
+    if bins is not None:
+        require_choice("bins", bins, BINS)
     resolve(metrics, bins)
     return metrics
 

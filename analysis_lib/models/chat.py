@@ -25,12 +25,14 @@ def conversations(
     tokenizer: Tokenizer,
     items: Sequence[Conversation],
     template: str | None = None,
+    answering: bool = False,
 ) -> Iterator[Encoded]:
     """The tokens of conversations, as ``tokenizer.apply_chat_template`` makes them, with types.
 
     Args:
         name: the name of the model, for errors.
         template: a chat template in place of the tokenizer's.
+        answering: whether the text ends where an answer of the assistant begins.
 
     Raises:
         AnalysisError: the tokenizer has no chat template or shows no letters of its tokens; or the
@@ -48,7 +50,13 @@ def conversations(
         )
     for item in items:
         messages = item.messages
-        render = partial(rendered, name, tokenizer, chat_template=template)
+        render = partial(
+            rendered,
+            name,
+            tokenizer,
+            chat_template=template,
+            add_generation_prompt=answering,
+        )
         text = render(messages)
         yield _typed(name, tokenizer, text, _parts(messages, text, render))
 

@@ -2,6 +2,7 @@
 
 import json
 
+import generated
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,13 +10,18 @@ import tokenizers
 import torch
 import transformers
 
-from analysis_lib import Corpus, load_corpus, load_model, measure, merge_parts
+from analysis_lib import Corpus, generate, load_corpus, load_model, measure, merge_parts
+from analysis_lib.capture import Reading, Settings, batches, run
 from analysis_lib.corpora import Answered, Conversation
 from analysis_lib.corpora.token_types import ANSWER_TYPES, CONVERSATION_TYPES
 from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement import save_answers
 from analysis_lib.models.chat import answers, conversations
 
-HEADED = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content | trim }}<|end|>\n{% endfor %}"
+HEADED = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
 # As SmolLM2 and Qwen do.
 USUAL = (
     "{% if messages[0].role != 'system' %}<|start|>system\nYou help.<|end|>\n{% endif %}" + HEADED
@@ -384,6 +390,56 @@ def test_answers_without_tokens_follow_their_prompts(tmp_path):
     (read,) = answers("it", tokenizer, corpus.items)
     assert [*read.ids] == tokenizer("Hi you")["input_ids"]
     assert read.types.count(ANSWER_TYPES.index("answer")) == 3
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory):
+    """The folder of a small Llama with its head."""
+    home = tmp_path_factory.mktemp("answering")
+    torch.manual_seed(1)
+    config = a_model().config
+    transformers.LlamaForCausalLM(config).save_pretrained(home)
+    a_tokenizer().save_pretrained(home)
+    return home
+
+
+def test_the_answer_to_a_conversation_is_that_of_transformers(answering, tmp_path):
+    talks = [TALK[:4], TALK[:2]]
+    corpus = Corpus("talks", items(talks))
+    given = generate(load_model(answering), corpus, max_new_tokens=6, progress=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(answering)
+    tokenizer = a_tokenizer()
+    for talk, answer in zip(talks, given, strict=True):
+        inputs = tokenizer.apply_chat_template(
+            talk, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        ids = model.generate(**inputs, max_new_tokens=6, do_sample=False, pad_token_id=257)[0]
+        prompt = inputs["input_ids"].shape[1]
+        assert answer.prompt_ids == ids[:prompt].tolist()
+        assert answer.answer_ids == ids[prompt:].tolist()
+    save_answers(given, tmp_path / "answers.jsonl")
+    corpus = load_corpus(tmp_path / "answers.jsonl")
+    assert [len(item.answer_ids) for item in corpus.items] == [len(a.answer_ids) for a in given]
+    table = measure(load_model(answering), corpus, "dimension_means")["dimension_means"]
+    assert {*table.token_type} == {"all", "first", "prompt", "answer"}
+
+
+def test_the_clean_pass_has_the_vectors_of_the_generation(answering):
+    """With its cache, a model has the same vectors while it answers as our pass over all tokens."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(answering, dtype=torch.float64)
+    prompt_ids = [256, 41, 75, 2]
+    ids, states = generated.as_generated(model, prompt_ids, 5)
+    item = Answered("", a_tokenizer().decode(ids), tuple(prompt_ids), tuple(ids))
+    loaded = load_model(answering, dtype="float64")
+    (batch,) = batches(loaded, [item], [0], Settings(), Reading())
+    layers = []
+    run(loaded, batch, frozenset({"hidden"}), layers.append)
+    for activations in layers:
+        # The last one of transformers has passed the norm.
+        if activations.layer < 2 and "hidden" in activations.spaces:
+            read = activations.spaces["hidden"].values[0, 0, :-1]
+            torch.testing.assert_close(read, states[activations.layer], rtol=1e-5, atol=1e-5)
+    assert len(layers) > 2
 
 
 def test_tokens_of_another_model_are_refused(tmp_path):

@@ -257,3 +257,42 @@ def test_without_rotation_nothing_is_judged():
     rows = tables["resultant_by_position"]
     rotated = rows[~rows["space"].str.endswith("unrotated")]
     assert centres(Planted(resultant_by_position=rotated)) == 4 * [NOT_APPLICABLE]
+
+
+# --- The roles of a conversation -------------------------------------------------------------------
+
+
+def speakers_with(angle: float, *gaps: float) -> Planted:
+    """A user's and an assistant's mean vector at this angle, and cosines that differ by these gaps.
+
+    The embeddings of hidden layer 0, and other roles, would give another verdict.
+    """
+    means, cones = [], []
+    for layer in range(len(gaps) + 1):
+        turn = np.pi if layer == 0 else angle
+        of_role = {"user": (3.0, 0.0), "assistant": (5 * np.cos(turn), 5 * np.sin(turn))}
+        of_role["system"] = (-1.0, 0.0)
+        for role, vector in of_role.items():
+            for dimension, mean in enumerate(vector):
+                row = {"layer": layer, "dimension": dimension, "token_type": role, "mean": mean}
+                means.append(row)
+        gap = 1.0 if layer == 0 else gaps[layer - 1]
+        for role, cosine in {"user": 0.5, "assistant": 0.5 - gap, "template": 0.9}.items():
+            cones.append({"type": role, "space": "hidden", "layer": layer, "cosine": cosine})
+            cones.append({"type": role, "space": "final", "layer": layer, "cosine": len(role) / 9})
+    return Planted(
+        dimension_means=pd.DataFrame(means).astype({"token_type": "category"}),
+        anisotropy=pd.DataFrame(cones).astype({"type": "category"}),
+    )
+
+
+def roles(tables: Planted) -> list[str]:
+    return verdicts_on_page("since/roles", "def least_alignment", every={"planted": tables})
+
+
+def test_speakers_of_one_cone_hold():
+    assert roles(speakers_with(0.1, 0.01, -0.05, 0.02)) == [HOLDS, HOLDS]
+
+
+def test_speakers_apart_fail():
+    assert roles(speakers_with(1.0, 0.01, -0.3, 0.02)) == [FAILS, FAILS]
