@@ -135,12 +135,14 @@ def _stack(
     each = tuple(attentions[0] if attentions else None for attentions in own)
     counts = Counter(attention for attention in each if attention)
     most_common = counts.most_common(1)[0][0] if counts else None
+    if len({*each}) < 2:
+        each = ()
     stack = Stack(
         pattern,
         most_common,
         _label(pattern, patterns),
         tokens,
-        each=each if len({*each}) > 1 else (),
+        each=each,
     )
     ran = {trace.names[block] for block in blocks}
     unused = [path for path in trace.names.values() if stack.holds(path) and path not in ran]
