@@ -8,11 +8,15 @@ import pytest
 import tiny
 import torch
 import transformers
+from reference import DoublePrecision
 from tokenizers import processors
 
 from analysis_lib import AnalysisError, generate, load_corpus, load_model
+from analysis_lib.capture import run
+from analysis_lib.capture.batching import make_batches
 from analysis_lib.cli import main
 from analysis_lib.measurement import save_answers
+from analysis_lib.models.tokenization import Encoded
 
 PROMPTS = [*tiny.TEXTS[:6], "Hi there"]
 NEW = 12
@@ -213,18 +217,34 @@ def test_an_answer_with_separators_of_lines_is_one_line(folder, tmp_path):
     assert load_corpus(f"{path}:answer").texts == [odd] * 2
 
 
-# BLOOM takes its softmax in single precision.
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_pass_over_prompt_and_answer_repeats_what_generation_computed(name, folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder(name), dtype=torch.float64)
     loaded = load_model(str(folder(name)), dtype="float64")
     [answer] = generate(loaded, PROMPTS[-1:], max_new_tokens=NEW, progress=False)
-    ids, states = generated.as_generated(model, answer.prompt_ids, len(answer.answer_ids))
+    every = [*answer.prompt_ids, *answer.answer_ids]
+    # Some norms, rotations and softmaxes are in single precision otherwise, whatever the model.
+    with DoublePrecision():
+        ids, states = generated.as_generated(model, answer.prompt_ids, len(answer.answer_ids))
+        whole = generated.at_once(model, every)
+        turned = generated.at_once(model, every[::-1])
+        captured = hidden_of_captured_pass(loaded, every)
     assert ids == answer.answer_ids
-    whole = generated.at_once(model, [*answer.prompt_ids, *answer.answer_ids])
     assert len(states) == model.config.num_hidden_layers + 1
-    assert states.shape[1] == whole.shape[1] - 1
+    assert states.shape[1] == len(every) - 1
     torch.testing.assert_close(whole[:, :-1], states, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(captured[:, :-1], states, rtol=1e-9, atol=1e-11)
     # Another order of the same tokens gives other states.
-    turned = generated.at_once(model, [*answer.prompt_ids[::-1], *answer.answer_ids])
     assert not torch.allclose(turned[1:, :-1], states[1:], rtol=1e-3)
+
+
+def hidden_of_captured_pass(loaded, ids: list[int]) -> torch.Tensor:
+    """What the library captures, as ``generated.at_once`` gives it."""
+    text = Encoded({"input_ids": ids}, [False] * len(ids))
+    [batch] = make_batches(loaded, [text], [0], True, 10**6)
+    layers = []
+    run(loaded, batch, frozenset({"hidden", "final"}), layers.append)
+    # Behind its last block, transformers gives what the norm makes of it.
+    *hidden, _, final = layers
+    vectors = [activations.spaces["hidden"] for activations in hidden] + [final.spaces["final"]]
+    return torch.stack([part.values[0, 0] for part in vectors])
