@@ -48,7 +48,8 @@ from analysis_lib.models.loading import checked_options, load_model, refuse_unlo
 
 # Columns that identify a row of a table.
 PLACES = (
-    *("positions", "type", "space", "layer", "head", "pair", "position", "dimension"),
+    *("positions", "type", "space", "layer", "head", "pair", "position", "from_position"),
+    *("row", "column", "dimension"),
     *("token_type", "query_type", "key_type", "term"),
 )
 # Settings that ``compare`` and the callback of a Trainer pass to ``measure``: all except those that

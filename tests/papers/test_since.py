@@ -296,3 +296,46 @@ def test_speakers_of_one_cone_hold():
 
 def test_speakers_apart_fail():
     assert roles(speakers_with(1.0, 0.01, -0.3, 0.02)) == [FAILS, FAILS]
+
+
+# --- Where in a picture words look -----------------------------------------------------------------
+
+
+def picture_with(inside: float, corner: float) -> Planted:
+    """Four by four patches: the quarter at the top right, and the first patch, have these weights.
+
+    They are relative to those of the other patches, that of the corner in the second layer alone.
+    Patches as queries look elsewhere.
+    """
+    rows = []
+    for layer in (1, 2):
+        for row in (1, 2, 3, 4):
+            for column in (1, 2, 3, 4):
+                weight = 1.0
+                if row < 3 and column > 2:
+                    weight = inside
+                if layer == 2 and (row, column) == (1, 1):
+                    weight = corner
+                place = {"layer": layer, "head": 1, "row": row, "column": column}
+                rows.append({**place, "type": "other", "weight": weight})
+                rows.append({**place, "type": "image", "weight": float(row == 4)})
+    return Planted(attention_by_patch=pd.DataFrame(rows).astype({"type": "category"}))
+
+
+def pictures(tables: Planted) -> list[str]:
+    every = {"top right": tables, "bottom left": tables}
+    cells = "def map_of", "def corner", "verdicts = ["
+    found = run_cells("since/pictures", *cells, every=every)["verdicts"]
+    return found[found["model"] == "top right"]["verdict"].tolist()
+
+
+def test_words_that_look_at_the_digit_hold():
+    assert pictures(picture_with(9.0, 1.0)) == [HOLDS, HOLDS]
+
+
+def test_words_that_look_there_a_little_hold_small():
+    assert pictures(picture_with(2.0, 1.0)) == [SMALL, HOLDS]
+
+
+def test_words_that_look_at_the_corner_fail():
+    assert pictures(picture_with(0.5, 30.0)) == [FAILS, FAILS]
