@@ -15,6 +15,12 @@ from matplotlib.colors import to_rgb
 from analysis_book import figures
 from analysis_book.figures import exploring, style
 from analysis_book.figures.tables import NAMES
+from analysis_lib.corpora.token_types import (
+    ANSWER_TYPES,
+    CONVERSATION_TYPES,
+    PAIR_TYPES,
+    TOKEN_TYPES,
+)
 
 BOOK = Path(__file__).resolve().parents[2] / "book"
 # Columns whose values are types of tokens.
@@ -152,3 +158,10 @@ def test_a_band_has_the_colour_of_its_line(palette):
     lines = [to_rgb(line.get_color()) for line in axes.lines[:2]]
     bands = [tuple(part.get_facecolor()[0][:3]) for part in axes.collections]
     assert bands == lines
+
+
+@pytest.mark.parametrize("types", [TOKEN_TYPES, CONVERSATION_TYPES, ANSWER_TYPES, PAIR_TYPES])
+def test_types_of_one_table_have_colours_of_their_own(types):
+    colours = [figures.TYPE_COLOURS[kind] for kind in types]
+    assert len({*colours}) == len(types)
+    assert all(contrast(colour, "white") > 3 for colour in colours)

@@ -13,7 +13,7 @@ from matplotlib import font_manager, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis_book.figures.tables import NAMES, ROLE_NAMES
+from analysis_book.figures.tables import NAMES, OTHER_NAMES
 
 # Fonts with Chinese, Japanese and Korean characters.
 SCRIPTS = (
@@ -29,9 +29,15 @@ COLOURS = ("#0173b2", "#d55e00", "#b56bab", "#029e73", "#8c8c8c")
 # The colour of each type of token in every figure, as the ``palette`` of seaborn's functions: by
 # its name in tables, such as ``cls``, and by that which a reader sees, such as ``[CLS]``.
 TYPE_COLOURS = dict(zip(NAMES, (*COLOURS, "#000000"), strict=True))
-_ROLE_COLOURS = ("#8c8c8c", "#0173b2", "#d55e00", "#029e73", "#000000")
-TYPE_COLOURS |= dict(zip(ROLE_NAMES, _ROLE_COLOURS, strict=True))
-_NAMES = NAMES | ROLE_NAMES
+# Types that stand in one table have colours of their own.
+_BLUE, _ORANGE, _, _GREEN, _ = COLOURS
+_OTHER_COLOURS = (
+    *("#6d6d6d", _BLUE, _ORANGE, _GREEN, "#000000"),
+    *(_BLUE, _GREEN),
+    *("#9a6324", "#5b4a8a", "#00798c", "#a8326f", "#6b7a00"),
+)
+TYPE_COLOURS |= dict(zip(OTHER_NAMES, _OTHER_COLOURS, strict=True))
+_NAMES = NAMES | OTHER_NAMES
 TYPE_COLOURS |= {_NAMES[kind]: colour for kind, colour in TYPE_COLOURS.items()}
 # The ink of a figure, and what stands for it on a dark page. The edge of a marker is the ground.
 # Seaborn writes on bright cells of a heat map in #262626, which stays.

@@ -16,13 +16,20 @@ NAMES = {
     "other": "other tokens",
     "all": "all tokens",
 }
-# Types of the tokens of a conversation, in the same way; the first token is above.
-ROLE_NAMES = {
+# Types of the tokens of conversations, answers and pictures, in the same way.
+OTHER_NAMES = {
     "template": "template",
     "system": "system message",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
+    "prompt": "prompt",
+    "answer": "answer",
+    "image": "image",
+    "image_special": "marks of the image",
+    "sound": "sound",
+    "register": "register",
+    "detection": "detection token",
 }
 
 
