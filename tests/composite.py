@@ -27,7 +27,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.video_processing_utils import BaseVideoProcessor
 
 from analysis_book.atlas.sizes import CHANGES, _shrunk
-from analysis_lib.models.pairs import pair_kinds, placed, readers, without_videos
+from analysis_lib.models.pairs import arguments, pair_kinds, readers, without_videos
 
 SIDE = 32
 PATCH = 8
@@ -236,8 +236,9 @@ def _set_tokens(model_type: str, config: PreTrainedConfig, processor: ProcessorM
 def _id_of(token: str, reads: object, processor: object) -> int | None:
     for owner in (reads, processor):
         index = getattr(owner, f"{token}_token_id", None)
-        if index is None and isinstance(getattr(owner, f"{token}_token", None), str):
-            index = reads.convert_tokens_to_ids(getattr(owner, f"{token}_token"))
+        name = getattr(owner, f"{token}_token", None)
+        if index is None and name is not None:
+            index = reads.convert_tokens_to_ids(str(name))
         if isinstance(index, int):
             return index
     return None
@@ -397,7 +398,7 @@ def _counts(model: transformers.PreTrainedModel, made: ProcessorMixin) -> dict |
     for reader in readers(made, kind):
         try:
             with torch.no_grad():
-                model(**placed(model, reader.example()))
+                model(**arguments(reader, model, *reader.example()))
             return None
         except Exception as error:
             match = _MISMATCH.search(str(error))

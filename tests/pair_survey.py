@@ -19,7 +19,6 @@ from models import test_pairs as proof
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-
 COLUMNS = ("architecture", "kind", "result", "stacks", "tables", "why")
 SECONDS = 60
 TABLES = {

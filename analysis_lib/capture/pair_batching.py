@@ -11,7 +11,7 @@ from analysis_lib.corpora import Captioned
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import TOKEN_TYPES, LoadedModel
 from analysis_lib.models.loaded import ENDS
-from analysis_lib.models.pairs import PAIR_TYPES, PairReader, placed
+from analysis_lib.models.pairs import PAIR_TYPES, PairReader, arguments
 
 
 def pair_batches(
@@ -39,22 +39,29 @@ def _batch(loaded: LoadedModel, item: Captioned, group: int, settings: Settings)
     else:
         content = content.at_rate(reader.sampling_rate)
     try:
-        made = reader(content, item.text)
+        inputs = arguments(reader, loaded.model, content, item.text)
     except AnalysisError as error:
         raise AnalysisError(f"{loaded.name}: {item}: {error}") from error
-    inputs = placed(loaded.model, made)
     ids = inputs["input_ids"]
     if ids.shape[1] > loaded.max_length:
         raise AnalysisError(
             f"{loaded.name} reads {loaded.max_length} tokens at once, and {item} has "
             f"{ids.shape[1]} tokens: shorten it"
         )
-    types = _types(loaded, reader, made["input_ids"], item.text).to(ids.device)
     # Until tables have types of their own for pairs.
-    types = _of_texts(types)
-    mask = made.get("attention_mask", torch.ones_like(made["input_ids"])).bool().to(ids.device)
-    tokens = Tokens(mask, types, (group,), settings.special_tokens, ids=ids)
-    return Batch(inputs, (group,), settings.special_tokens, tokens)
+    types = _of_texts(_types(loaded, reader, ids, item.text))
+    mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+    common = {"groups": (group,), "special_tokens": settings.special_tokens}
+    tokens = Tokens(mask, types, ids=ids, **common)
+    shifted = None
+    if (read := inputs.get("decoder_input_ids")) is not None:
+        types = loaded.token_types(read, _is_special(reader, read))
+        shifted = Tokens(torch.ones_like(read, dtype=torch.bool), types, ids=read, **common)
+    return Batch(inputs, (group,), settings.special_tokens, tokens, shifted)
+
+
+def _is_special(reader: PairReader, ids: Tensor) -> Tensor:
+    return torch.isin(ids, torch.tensor(reader.tokenizer.all_special_ids, device=ids.device))
 
 
 def _of_texts(types: Tensor) -> Tensor:
@@ -68,10 +75,10 @@ def _types(loaded: LoadedModel, reader: PairReader, ids: Tensor, text: str) -> T
     Tokens of the image or sound are those that its features replace. What the processor puts
     between and around them, and special tokens beside them, are ``image_special``.
     """
-    special = torch.isin(ids, torch.tensor(reader.tokenizer.all_special_ids))
-    types = loaded.token_types(ids, special)
-    types = torch.tensor([PAIR_TYPES.index(name) for name in TOKEN_TYPES])[types]
-    is_medium = torch.isin(ids, torch.tensor(reader.medium_ids))
+    types = loaded.token_types(ids, _is_special(reader, ids))
+    index = [PAIR_TYPES.index(name) for name in TOKEN_TYPES]
+    types = torch.tensor(index, device=ids.device)[types]
+    is_medium = torch.isin(ids, torch.tensor(reader.medium_ids, device=ids.device))
     is_added = _added(reader, ids, text) & ~is_medium
     name = "image" if reader.medium == "image" else "sound"
     types[is_added] = PAIR_TYPES.index("image_special")
@@ -100,7 +107,8 @@ def _added(reader: PairReader, ids: Tensor, text: str) -> Tensor:
         stop += 1
     added = torch.zeros_like(ids, dtype=torch.bool)
     added[:, before:stop] = True
-    added &= ~torch.isin(ids, torch.tensor([index for index in ends if index is not None]))
+    known = torch.tensor([index for index in ends if index is not None], device=ids.device)
+    added &= ~torch.isin(ids, known)
     return added
 
 

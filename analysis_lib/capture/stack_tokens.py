@@ -5,8 +5,11 @@ attention: their vectors are a sequence of the positions of the map, preceded by
 the last stage, and their further arguments are its height and width.
 """
 
+from dataclasses import replace
+
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
@@ -31,6 +34,8 @@ def stack_tokens(
     """
     if rule in ("text", "shifted"):
         return batch.tokens if rule == "text" else batch.shifted
+    if rule in ("before", "after"):
+        return _with_image(batch.tokens, rule, count)
     config = loaded.model.config
     if loaded.kind in MEDIA:
         config = getattr(config, "vision_config", config)
@@ -62,6 +67,15 @@ def stack_tokens(
     if rule in ("windows", "frames") and batch.steps is not None:
         tokens.silent = batch.steps.padding(count, batch.lengths)
     return tokens
+
+
+def _with_image(text: Tokens, rule: str, count: int) -> Tokens:
+    """The tokens of a text with those of an image, of ``count`` in all, before or after it."""
+    more = count - text.mask.shape[1]
+    sides = (more, 0) if rule == "before" else (0, more)
+    types = functional.pad(text.types, sides, value=TOKEN_TYPES.index("other"))
+    mask = functional.pad(text.mask, sides, value=True)
+    return replace(text, mask=mask, types=types, ids=None)
 
 
 def class_tokens(hidden: Tensor, args: tuple) -> int:
