@@ -35,7 +35,7 @@ MEDIA = {"image+text": "image", "audio+text": "audio"}
 _READERS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
 # Attributes of a processor or its tokenizer that may hold the placeholder in a text.
 _PLACEHOLDERS = {
-    "image": ("image_token", "boi_token", "image_start_token"),
+    "image": ("image_token", "image_placeholder_token", "boi_token", "image_start_token"),
     "audio": ("audio_token", "audio_start_token", "boa_token"),
 }
 # The text of an example: a prime number of short words, so that padding to a window is noticed.

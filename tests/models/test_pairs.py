@@ -82,7 +82,7 @@ def prepared(model: LoadedModel) -> list[dict[str, Tensor]]:
         else:
             samples, _ = row["audio"]
             made = processor(audio=samples, text=text, return_tensors="pt")
-        if model.model.config.is_encoder_decoder:
+        if getattr(model.model.config, "is_encoder_decoder", False):
             ids = processor.tokenizer(row["text"], return_tensors="pt")["input_ids"].roll(1, 1)
             text_config = model.model.config.get_text_config()
             ids[:, 0] = text_config.decoder_start_token_id
@@ -122,15 +122,15 @@ def read(model: LoadedModel, given: dict[str, Tensor]) -> Seen:
     is_own = any(spec.own for _, spec in model.attending)
     seeing = products if is_own else nullcontext()
     with DoublePrecision(), naive._recorded(whole, projections) as calls, seeing:
-        output = whole(**given, output_hidden_states=True)
+        output = whole(**given, output_hidden_states=True, **_without_cache(whole))
     for hook in hooks:
         hook.remove()
     states = output.get("hidden_states")
     for stack in model.layout.stacks:
         if stack.tokens == "text" and states is not None:
             ours = seen.hidden[stack.name]
-            for documented, own in zip(states[:-1], ours, strict=False):
-                assert np.array_equal(documented.detach().numpy(), own)
+            for documented, noted in zip(states[:-1], ours, strict=False):
+                assert np.array_equal(documented.detach().numpy(), noted)
     for path, (first, last) in own.items():
         [weights] = products.softmaxes[first:last]
         seen.attended[path] = [products.attended(weights, whole, projections)]
@@ -142,6 +142,13 @@ def read(model: LoadedModel, given: dict[str, Tensor]) -> Seen:
         seen.attended.setdefault(path, []).extend(_attended(*call, visible, leaf))
     _leave_out_padding(model, given, seen)
     return seen
+
+
+def _without_cache(model: nn.Module) -> dict[str, bool]:
+    """Keys of earlier tokens are not kept, where a model would keep them."""
+    keeps = getattr(model.config.get_text_config(), "use_cache", False)
+    is_whole = getattr(model.config, "is_encoder_decoder", False)
+    return {"use_cache": False} if keeps and not is_whole else {}
 
 
 def _leave_out_padding(model: LoadedModel, given: dict[str, Tensor], seen: Seen) -> None:
