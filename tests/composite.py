@@ -24,10 +24,11 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, ProcessorMixin
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.utils import is_torchvision_available
 from transformers.video_processing_utils import BaseVideoProcessor
 
 from analysis_book.atlas.sizes import CHANGES, _shrunk
-from analysis_lib.models.pairs import pair_kinds, placed, readers, without_videos
+from analysis_lib.models.pairs import arguments, pair_kinds, readers, without_videos
 
 SIDE = 32
 PATCH = 8
@@ -62,6 +63,8 @@ SETTINGS: dict[str, tuple[dict, dict, dict]] = {
         {"size_conversion": {490: 4, 980: 16}},
     ),
     "llava_next": ({}, {}, {"num_additional_image_tokens": 1}),
+    "llava_next_video": ({}, {}, {"num_additional_image_tokens": 1}),
+    "t5gemma2": ({"encoder": {"mm_tokens_per_image": 4}}, {}, {"image_seq_length": 4}),
     "llava_onevision": ({}, {}, {"num_image_tokens": 16}),
     "paligemma": ({}, {"image_seq_length": 16}, {}),
     "clap": ({"audio_config": {"hidden_size": 192}}, {"truncation": "rand_trunc"}, {}),
@@ -82,9 +85,36 @@ SETTINGS: dict[str, tuple[dict, dict, dict]] = {
         {"size": {"height": 60, "width": 60}, "patch_size": {"height": 30, "width": 30}},
         {},
     ),
+    "mllama": ({"vision_config": {"intermediate_layers_indices": [0, 1]}}, {}, {}),
+    "siglip2": (
+        {"vision_config": {"num_patches": 16}},
+        {"patch_size": PATCH, "max_num_patches": 16},
+        {},
+    ),
     "gemma3": ({"mm_tokens_per_image": 4}, {}, {"image_seq_length": 4}),
 }
-_PROCESSORS = {"mistral3": "PixtralProcessor", "kosmos-2": "Kosmos2Processor"}
+# Processors of types that transformers has no entry for.
+_PROCESSORS = {
+    "mistral3": "PixtralProcessor",
+    "kosmos-2": "Kosmos2Processor",
+    "kosmos-2.5": "Kosmos2_5Processor",
+    "fast_vlm": "LlavaProcessor",
+    "glm_ocr": "Glm46VProcessor",
+    "qwen2_5_omni_thinker": "Qwen2_5OmniProcessor",
+    "qwen3_omni_moe_thinker": "Qwen3OmniMoeProcessor",
+}
+
+
+# Types whose parts for files are those of another type.
+_MEDIA_OF = {
+    "mistral3": "pixtral",
+    "kosmos-2": "clip",
+    "fast_vlm": "llava",
+    "glm_ocr": "glm46v",
+    "qwen2_5_omni_thinker": "qwen2_vl",
+    "musicflamingo": "audioflamingo3",
+    "qwen3_omni_moe_thinker": "qwen2_vl",
+}
 
 
 def processor_class(model_type: str) -> type[ProcessorMixin]:
@@ -117,7 +147,7 @@ def tokenizer(*sources: str) -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=framed.backend_tokenizer,
         extra_special_tokens=named,
-        model_max_length=4096,
+        model_max_length=1024,
         **{f"{name}_token": token for name, token in _FRAME.items()},
     )
 
@@ -236,8 +266,9 @@ def _set_tokens(model_type: str, config: PreTrainedConfig, processor: ProcessorM
 def _id_of(token: str, reads: object, processor: object) -> int | None:
     for owner in (reads, processor):
         index = getattr(owner, f"{token}_token_id", None)
-        if index is None and isinstance(getattr(owner, f"{token}_token", None), str):
-            index = reads.convert_tokens_to_ids(getattr(owner, f"{token}_token"))
+        name = getattr(owner, f"{token}_token", None)
+        if index is None and name is not None:
+            index = reads.convert_tokens_to_ids(str(name))
         if isinstance(index, int):
             return index
     return None
@@ -260,6 +291,8 @@ def _mapped(names: dict, model_type: str) -> object:
     """The entry of a type in a mapping, or that of another type with the same processor."""
     if model_type in names:
         return names[model_type]
+    if model_type in _MEDIA_OF:
+        return names[_MEDIA_OF[model_type]]
     own = processor_class(model_type).__name__
     for other, name in PROCESSOR_MAPPING_NAMES.items():
         if name == own and other in names:
@@ -267,17 +300,28 @@ def _mapped(names: dict, model_type: str) -> object:
     raise KeyError(f"{model_type} has no part for its files")
 
 
+# Settings of an image processor that go with the sizes of a model.
+_IMAGE_SETTINGS = (
+    *("patch_size", "merge_size", "temporal_patch_size", "pooling_kernel_size"),
+    *("size", "crop_size", "max_image_size", "high_res_size", "image_grid_pinpoints"),
+    *("max_pixels", "min_pixels"),
+)
+
+
 def image_processor(model_type: str, config: PreTrainedConfig, counts: dict) -> object:
     """The image processor of a type that works without torchvision, for a small model."""
     _, changes, _ = SETTINGS.get(model_type, ({}, {}, {}))
     entry = _mapped(IMAGE_PROCESSOR_MAPPING_NAMES, model_type)
-    if not isinstance(entry, dict) or "pil" not in entry:
+    names = [*entry.values()] if isinstance(entry, dict) else [entry]
+    name = entry.get("pil") if isinstance(entry, dict) else None
+    if name is None and not is_torchvision_available():
         raise ImportError("its image processor needs torchvision")
-    made = getattr(transformers, entry["pil"])
+    made = getattr(transformers, name or names[0])
     vision = _part(config, "vision", "image", "vit")
     default = made()
     settings = {}
-    for name, value in vars(default).items():
+    for name in (*_IMAGE_SETTINGS, *counts):
+        value = getattr(default, name, None)
         known = getattr(vision, name, None)
         spatial = getattr(vision, f"spatial_{name}", None)
         if name in ("patch_size", "merge_size", "temporal_patch_size", "pooling_kernel_size"):
@@ -346,7 +390,8 @@ def processor(
         if "tokenizer" in name:
             parts[name] = reads
         elif "video" in name:
-            parts[name] = None
+            has_videos = is_torchvision_available()
+            parts[name] = object.__new__(BaseVideoProcessor) if has_videos else None
         elif "image" in name:
             parts[name] = image_processor(model_type, config, counts)
         else:
@@ -397,7 +442,7 @@ def _counts(model: transformers.PreTrainedModel, made: ProcessorMixin) -> dict |
     for reader in readers(made, kind):
         try:
             with torch.no_grad():
-                model(**placed(model, reader.example()))
+                model(**arguments(reader, model, *reader.example()))
             return None
         except Exception as error:
             match = _MISMATCH.search(str(error))

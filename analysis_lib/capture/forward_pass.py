@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from analysis_lib.capture.activations import (
@@ -136,24 +137,43 @@ def _capturing(loaded: LoadedModel, blocks: "_Blocks") -> Iterator[None]:
 
     On leaving it, the model is as it was.
     """
-    before = loaded.model.config._attn_implementation
     specs = [spec for _, spec in loaded.attending]
-    # Modules that compute attention by themselves keep their implementation; they may read another
-    # mask for our function.
-    on_interface = any(not spec.hooked and not spec.own for spec in specs)
+    parts = _parts_on_interface(loaded)
+    before = [part.config._attn_implementation for part in parts]
     handles = []
     try:
         handles.extend(blocks.attach())
-        if on_interface:
-            loaded.model.set_attn_implementation(IMPLEMENTATION)
+        for part in parts:
+            part.set_attn_implementation(IMPLEMENTATION)
         computed = blocks.seen if any(spec.own for spec in specs) else nullcontext()
         with attended_by(blocks.interface.own, blocks.interface.attend), computed:
             yield
     finally:
-        if on_interface:
-            loaded.model.set_attn_implementation(before)
+        for part, implementation in zip(parts, before, strict=True):
+            part.set_attn_implementation(implementation)
         for handle in handles:
             handle.remove()
+
+
+def _parts_on_interface(loaded: LoadedModel) -> list[PreTrainedModel]:
+    """The models whose attention calls transformers' interface: all of it, or some of its parts.
+
+    Modules that compute attention by themselves keep their implementation; they may read another
+    mask for our function.
+    """
+    by_part: dict[PreTrainedModel, set[bool]] = {}
+    for block, spec in loaded.attending:
+        part = loaded.model
+        path = loaded.paths[block]
+        for module, above in loaded.paths.items():
+            # The innermost comes last.
+            if isinstance(module, PreTrainedModel) and path.startswith(f"{above}."):
+                part = module
+        by_part.setdefault(part, set()).add(not spec.hooked and not spec.own)
+    on_interface = [part for part, calls in by_part.items() if True in calls]
+    if len(on_interface) < len(by_part):
+        return on_interface
+    return [loaded.model] if on_interface else []
 
 
 class _Blocks:

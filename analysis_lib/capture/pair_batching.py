@@ -13,7 +13,7 @@ from analysis_lib.corpora.token_types import PAIR_TYPES, TOKEN_TYPES
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loaded import ENDS
-from analysis_lib.models.pairs import PairReader, placed
+from analysis_lib.models.pairs import PairReader, arguments
 
 
 def pair_batches(
@@ -41,25 +41,42 @@ def _batch(loaded: LoadedModel, item: Captioned, group: int, settings: Settings)
     else:
         content = content.at_rate(reader.sampling_rate)
     try:
-        made = reader(content, item.text)
+        inputs = arguments(reader, loaded.model, content, item.text)
     except AnalysisError as error:
         raise AnalysisError(f"{loaded.name}: {item}: {error}") from error
-    inputs = placed(loaded.model, made)
     ids = inputs["input_ids"]
     if ids.shape[1] > loaded.max_length:
         raise AnalysisError(
             f"{loaded.name} reads {loaded.max_length} tokens at once, and {item} has "
             f"{ids.shape[1]} tokens: shorten it"
         )
-    types = _types(loaded, reader, made["input_ids"], item.text).to(ids.device)
-    mask = made.get("attention_mask", torch.ones_like(made["input_ids"])).bool().to(ids.device)
-    counted = settings.special_tokens
-    grid = _grid(loaded, made, int((types == PAIR_TYPES.index("image")).sum()))
-    tokens = Tokens(mask, types, (group,), counted, ids=ids, type_names=PAIR_TYPES, grid=grid)
-    return Batch(inputs, (group,), counted, tokens, type_names=PAIR_TYPES)
+    types = _types(loaded, reader, ids, item.text)
+    mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+    common = {
+        "groups": (group,),
+        "special_tokens": settings.special_tokens,
+        "type_names": PAIR_TYPES,
+    }
+    grid = _grid(loaded, inputs, int((types == PAIR_TYPES.index("image")).sum()))
+    tokens = Tokens(mask, types, ids=ids, grid=grid, **common)
+    shifted = None
+    if (read := inputs.get("decoder_input_ids")) is not None:
+        types = _of_pairs(loaded.token_types(read, _is_special(reader, read)))
+        shifted = Tokens(torch.ones_like(read, dtype=torch.bool), types, ids=read, **common)
+    return Batch(inputs, tokens=tokens, shifted=shifted, **common)
 
 
-def _grid(loaded: LoadedModel, inputs: Mapping[str, Tensor], count: int) -> tuple[int, int] | None:
+def _is_special(reader: PairReader, ids: Tensor) -> Tensor:
+    return torch.isin(ids, torch.tensor(reader.tokenizer.all_special_ids, device=ids.device))
+
+
+def _of_pairs(types: Tensor) -> Tensor:
+    """Indices into ``PAIR_TYPES`` in place of those into ``TOKEN_TYPES``."""
+    indices = [PAIR_TYPES.index(name) for name in TOKEN_TYPES]
+    return torch.tensor(indices, device=types.device)[types]
+
+
+def _grid(loaded: LoadedModel, inputs: Mapping[str, object], count: int) -> tuple[int, int] | None:
     """The grid of ``count`` tokens of an image: that which the processor says, or a square."""
     said = inputs.get("image_grid_thw")
     if said is None:
@@ -78,10 +95,8 @@ def _types(loaded: LoadedModel, reader: PairReader, ids: Tensor, text: str) -> T
     Tokens of the image or sound are those that its features replace. What the processor puts
     between and around them, and special tokens beside them, are ``image_special``.
     """
-    special = torch.isin(ids, torch.tensor(reader.tokenizer.all_special_ids))
-    types = loaded.token_types(ids, special)
-    types = torch.tensor([PAIR_TYPES.index(name) for name in TOKEN_TYPES])[types]
-    is_medium = torch.isin(ids, torch.tensor(reader.medium_ids))
+    types = _of_pairs(loaded.token_types(ids, _is_special(reader, ids)))
+    is_medium = torch.isin(ids, torch.tensor(reader.medium_ids, device=ids.device))
     is_added = _added(reader, ids, text) & ~is_medium
     name = "image" if reader.medium == "image" else "sound"
     types[is_added] = PAIR_TYPES.index("image_special")
@@ -110,7 +125,8 @@ def _added(reader: PairReader, ids: Tensor, text: str) -> Tensor:
         stop += 1
     added = torch.zeros_like(ids, dtype=torch.bool)
     added[:, before:stop] = True
-    added &= ~torch.isin(ids, torch.tensor([index for index in ends if index is not None]))
+    known = torch.tensor([index for index in ends if index is not None], device=ids.device)
+    added &= ~torch.isin(ids, known)
     return added
 
 

@@ -7,9 +7,11 @@ the last stage, and their further arguments are its height and width.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
@@ -34,6 +36,8 @@ def stack_tokens(
     """
     if rule in ("text", "shifted"):
         return batch.tokens if rule == "text" else batch.shifted
+    if rule in ("before", "after"):
+        return _with_image(batch.tokens, rule, count)
     config = loaded.model.config
     if loaded.kind in MEDIA:
         config = getattr(config, "vision_config", config)
@@ -82,6 +86,18 @@ def square_grid(inputs: Mapping[str, object], count: int) -> tuple[int, int] | N
         return None
     height, width = pixels.shape[-2:]
     return (side, side) if height == width else None
+
+
+def _with_image(text: Tokens, rule: str, count: int) -> Tokens:
+    """The tokens of a text with those of an image, of ``count`` in all, before or after it."""
+    more = count - text.mask.shape[1]
+    sides = (more, 0) if rule == "before" else (0, more)
+    medium = "other"
+    if "image" in text.type_names:
+        medium = "image"
+    types = functional.pad(text.types, sides, value=text.type_names.index(medium))
+    mask = functional.pad(text.mask, sides, value=True)
+    return replace(text, mask=mask, types=types, ids=None)
 
 
 def class_tokens(hidden: Tensor, args: tuple) -> int:

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, ProcessorMixin
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.blocks import chains_beside, find_blocks
 from analysis_lib.models.layouts import attentions_of, by_pattern, uncaptured
-from analysis_lib.models.pairs import MEDIA, PairReader, pair_kinds, placed, readers
+from analysis_lib.models.pairs import MEDIA, PairReader, arguments, pair_kinds, readers
 from analysis_lib.models.parts import Layout, Stack
 from analysis_lib.models.probe import (
     Trace,
@@ -28,8 +29,10 @@ from analysis_lib.models.probe import (
 )
 from analysis_lib.models.reading import first_line
 
+# Kinds of tokens of a stack whose model puts an image or a sound before its text or after it.
+BESIDE = ("before", "after")
 # Names of the arguments that hold an image or a sound.
-FILES = ("pixel_values", "input_features", "input_values", "audio_input_features")
+FILES = {"pixel_values", "input_features", "input_values", "audio_input_features"}
 
 
 def find_pair_layout(
@@ -56,12 +59,10 @@ def find_pair_layout(
     for reader in readers(processor, kind):
         try:
             with evaluated(model), probed(model):
-                trace = traced_with_hidden_states(model, placed(model, reader.example()))
+                inputs = arguments(reader, model, *reader.example())
+                trace = traced_with_hidden_states(model, inputs)
                 layout = _layout(name, trace, reader)
-                medium_ids = _medium_ids(trace, layout)
-            is_alone = all(stack.tokens in ("text", "shifted") for stack in layout.stacks)
-            if is_alone and not medium_ids:
-                raise AnalysisError(f"{name} does not read the {MEDIA[kind]}")
+                medium_ids = _medium_ids(name, trace, layout)
             return layout, replace(reader, medium_ids=medium_ids)
         except Exception as error:  # Models and processors fail in many ways.
             errors.append(error)
@@ -84,13 +85,13 @@ def _layout(name: str, trace: Trace, reader: PairReader) -> Layout:
     stacks = []
     leading = 0
     for pattern, alike in patterns.items():
-        stack = _stack(trace, kind, pattern, alike, pattern in reads_text, [*patterns])
+        stack = _stack(trace, reader, pattern, alike, pattern in reads_text, [*patterns])
         if stack is None:
             continue
         stacks.append(stack)
         if stack.tokens == "patches":
             leading = max(leading, _leading(trace, alike[0]))
-    if not any(stack.tokens in ("text", "shifted") for stack in stacks):
+    if not any(stack.tokens in ("text", "shifted", *BESIDE) for stack in stacks):
         raise AnalysisError(
             f"{name} is a {model.config.model_type} model, in which no block is found whose "
             "vectors stand for the tokens of a text"
@@ -110,7 +111,7 @@ def _layout(name: str, trace: Trace, reader: PairReader) -> Layout:
 
 def _stack(
     trace: Trace,
-    kind: str,
+    reader: PairReader,
     pattern: str,
     blocks: Sequence[nn.Module],
     reads_text: bool,
@@ -120,17 +121,10 @@ def _stack(
     vectors = trace.returned(blocks[0])
     if vectors.dim() not in (2, 3):
         return None
-    ids = trace.inputs["input_ids"]
     is_decoder = is_encoder_decoder(trace.model) and "decoder" in pattern
-    if is_decoder:
-        ids = trace.inputs.get("decoder_input_ids", ids)
-    tokens = "patches" if MEDIA[kind] == "image" else "frames"
+    tokens = "patches" if reader.medium == "image" else "frames"
     if reads_text:
-        if vectors.shape[:2] != ids.shape:
-            # Such as the queries of a Q-Former, which read a text beside.
-            tokens = "queries"
-        else:
-            tokens = "shifted" if is_decoder else "text"
+        tokens = _tokens(trace, blocks[0], reader, is_decoder)
     own = [attentions_of(block, trace) for block in blocks]
     each = tuple(attentions[0] if attentions else None for attentions in own)
     counts = Counter(attention for attention in each if attention)
@@ -147,6 +141,32 @@ def _stack(
     ran = {trace.names[block] for block in blocks}
     unused = [path for path in trace.names.values() if stack.holds(path) and path not in ran]
     return replace(stack, unused=tuple(unused))
+
+
+def _tokens(trace: Trace, block: nn.Module, reader: PairReader, is_decoder: bool) -> str:
+    """The kind of tokens behind the vectors that a block reads, if these change with the text.
+
+    Each word of a text must change one vector: then the first vectors are those of the text, or of
+    an image or a sound before it.
+    """
+    name = "decoder_input_ids" if is_decoder else "input_ids"
+    plain = trace.read(block)
+    ids = trace.inputs[name]
+    if len(plain) != 1 or plain.dim() != 3:
+        return "queries"
+    words = reader.first_and_last()
+    offsets = set()
+    for word, other in (words, words[::-1]):
+        index = int((ids[0] == word).nonzero()[0])
+        changed = ids.clone()
+        changed[0, index] = other
+        read = traced(trace.model, {**trace.inputs, name: changed}).read(block)
+        where = (read != plain).any(-1)[0].nonzero().flatten().tolist()
+        offsets |= {position - index for position in where}
+    count = plain.shape[1] - ids.shape[1]
+    if count == 0 and 0 in offsets:
+        return "shifted" if is_decoder else "text"
+    return {(0,): "after", (count,): "before"}.get(tuple(offsets), "queries")
 
 
 def _label(pattern: str, patterns: Sequence[str]) -> str:
@@ -178,14 +198,19 @@ def _reading_text(
             yield pattern
 
 
-def _medium_ids(trace: Trace, layout: Layout) -> tuple[int, ...]:
-    """The ids of the tokens whose first vectors change with the image or sound."""
+def _medium_ids(name: str, trace: Trace, layout: Layout) -> tuple[int, ...]:
+    """The ids of the tokens whose first vectors change with the image or sound.
+
+    Raises:
+        AnalysisError: the output of the model does not change with it.
+    """
     ids = trace.inputs["input_ids"]
     inputs = dict(trace.inputs)
-    for name in FILES:
-        if name in inputs:
-            inputs[name] = inputs[name].flip(-1) + 1
+    for medium in FILES & inputs.keys():
+        inputs[medium] = inputs[medium].flip(-1) + 1
     other = traced(trace.model, inputs)
+    if all(map(identical, *map(_tensors, (trace.output, other.output)))):
+        raise AnalysisError(f"{name} does not read its {' or '.join(MEDIA.values())}")
     for stack in layout.stacks:
         if stack.tokens == "text":
             block = next(block for block, path in trace.names.items() if stack.holds(path))
@@ -196,9 +221,14 @@ def _medium_ids(trace: Trace, layout: Layout) -> tuple[int, ...]:
     return ()
 
 
+def _tensors(output: object) -> list[Tensor]:
+    """The tensors of a model's output."""
+    return [values for values in tree_leaves(output) if isinstance(values, Tensor)]
+
+
 def _leading(trace: Trace, block: nn.Module) -> int:
     """Number of tokens before those of the patches: they do not change with the first pixel."""
-    name = next((name for name in FILES if name in trace.inputs), None)
+    name = next(iter(FILES & trace.inputs.keys()), None)
     if name is None:
         return 0
     values = trace.inputs[name].clone()

@@ -4,7 +4,7 @@ A processor of transformers puts the tokens of an image or a sound at a placehol
 Which placeholder it is, or whether a chat template puts it there, is tried out on an example.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +35,7 @@ MEDIA = {"image+text": "image", "audio+text": "audio"}
 _READERS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
 # Attributes of a processor or its tokenizer that may hold the placeholder in a text.
 _PLACEHOLDERS = {
-    "image": ("image_token", "boi_token", "image_start_token"),
+    "image": ("image_token", "image_placeholder_token", "boi_token", "image_start_token"),
     "audio": ("audio_token", "audio_start_token", "boa_token"),
 }
 # The text of an example: a prime number of short words, so that padding to a window is noticed.
@@ -128,25 +128,31 @@ class PairReader:
                 f"its {type(self.processor).__name__} cannot read it ({first_line(error)})"
             ) from error
 
-    def example(self) -> dict[str, Tensor]:
-        """The arguments of a model for an example."""
+    def example(self) -> tuple["Image | np.ndarray", str]:
+        """An image or the samples of a sound, and a text."""
         if self.medium == "audio":
-            return self(np.sin(np.arange(self.sampling_rate) / 20).astype(np.float32), _EXAMPLE)
+            return np.sin(np.arange(self.sampling_rate) / 20).astype(np.float32), self._text
         require_extra("packages", "PIL")
         # Imported late: models of text need no images.
         from PIL import Image
 
         mandelbrot = Image.effect_mandelbrot((_SIDE, _SIDE), (-2, -1, 1, 1), 50)
-        return self(mandelbrot.convert("RGB"), _EXAMPLE)
+        return mandelbrot.convert("RGB"), self._text
 
     def first_and_last(self) -> tuple[int, int]:
         """The ids of the first and of the last token of the text of an example, which differ."""
+        ids = self.tokenizer(self._text, add_special_tokens=False)["input_ids"]
+        return ids[0], ids[-1]
+
+    @cached_property
+    def _text(self) -> str:
+        """The text of an example, in words that the tokenizer knows."""
         ids = self.tokenizer(_EXAMPLE, add_special_tokens=False)["input_ids"]
-        if ids[0] != ids[-1]:
-            return ids[0], ids[-1]
-        # Such as words that are all unknown.
-        others = {*self.tokenizer.get_vocab().values()} - {*self.tokenizer.all_special_ids}
-        return min(others - {ids[-1]}), ids[-1]
+        if len({*ids}) > 2:
+            return _EXAMPLE
+        vocabulary = {*self.tokenizer.get_vocab().values()}
+        known = sorted(vocabulary - {*self.tokenizer.all_special_ids})
+        return self.tokenizer.decode([known[index % len(known)] for index in range(len(ids))])
 
 
 def _tensor(values: object) -> Tensor:
@@ -179,23 +185,46 @@ def _template(processor: ProcessorMixin) -> object:
     return own or getattr(processor.tokenizer, "chat_template", None)
 
 
-def placed(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor | bool]:
-    """The arguments on the device of a model and in its precision, without a cache of keys."""
+def arguments(
+    reader: PairReader, model: PreTrainedModel, content: "Image | np.ndarray", text: str
+) -> dict[str, Tensor | bool]:
+    """The arguments of a model for a pair, on its device, in its precision, without a cache.
+
+    A decoder behind an encoder reads the text as it does without an image: one token later.
+
+    Args:
+        content: an image, or samples at the rate that the processor reads.
+
+    Raises:
+        AnalysisError: the processor fails, or makes no tokens of the text.
+    """
+    inputs = reader(content, text)
+    if "input_ids" not in inputs:
+        raise AnalysisError(f"its {type(reader.processor).__name__} makes no tokens of the text")
+    accepted = signature_of(type(model)).parameters
+    if is_encoder_decoder(model) and "decoder_input_ids" in accepted:
+        ids = reader.tokenizer(text, return_tensors="pt")["input_ids"]
+        inputs["decoder_input_ids"] = _shifted(model, ids)
     made = {}
     for name, values in inputs.items():
         dtype = model.dtype if values.is_floating_point() else values.dtype
         made[name] = values.to(device_of(model), dtype)
-    accepted = signature_of(type(model)).parameters
     takes_all = any(part.kind is part.VAR_KEYWORD for part in accepted.values())
-    if takes_all and not is_encoder_decoder(model):
-        if getattr(model.config.get_text_config(), "use_cache", False):
-            made["use_cache"] = False
-    elif "use_cache" in accepted:
+    keeps = getattr(model.config.get_text_config(), "use_cache", False)
+    if "use_cache" in accepted or (takes_all and keeps and not is_encoder_decoder(model)):
         made["use_cache"] = False
-    if is_encoder_decoder(model) and "decoder_input_ids" in accepted:
-        # One token fewer, to tell cross-attention from self-attention.
-        made["decoder_input_ids"] = made["input_ids"][:, :-1]
     return made
+
+
+def _shifted(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """The start token of a decoder, or the last token of the text, and the text without that."""
+    shifted = torch.roll(ids, 1, 1)
+    for config in (model.config, model.config.get_text_config()):
+        start = getattr(config, "decoder_start_token_id", None)
+        if start is not None:
+            shifted[:, 0] = start
+            break
+    return shifted
 
 
 @contextmanager

@@ -119,8 +119,9 @@ class Stack:
         attention: the attention of the blocks; None if they have none.
         name: the name of the stack in a model with several.
         tokens: the kind of tokens behind its vectors: ``text``, ``shifted`` (a decoder's text),
-            ``patches``, ``frames``, ``windows`` (a sound padded with silence), or CANINE's
-            ``molecules`` and MANTa's ``blocks``.
+            ``patches``, ``frames``, ``windows`` (a sound padded with silence), ``before`` and
+            ``after`` (a text, with an image before or after it), ``queries`` (that read an image),
+            or CANINE's ``molecules`` and MANTa's ``blocks``.
         amended: the path of a module that changes the output of the first block before the second
             one reads it, if there is one.
         each: the attention of each block if blocks differ, as in hybrids.

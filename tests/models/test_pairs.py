@@ -6,6 +6,7 @@ of ``eager_attention_forward``.
 """
 
 import functools
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import composite
@@ -81,6 +82,11 @@ def prepared(model: LoadedModel) -> list[dict[str, Tensor]]:
         else:
             samples, _ = row["audio"]
             made = processor(audio=samples, text=text, return_tensors="pt")
+        if getattr(model.model.config, "is_encoder_decoder", False):
+            ids = processor.tokenizer(row["text"], return_tensors="pt")["input_ids"].roll(1, 1)
+            text_config = model.model.config.get_text_config()
+            ids[:, 0] = text_config.decoder_start_token_id
+            made["decoder_input_ids"] = ids
         given.append(
             {
                 name: values.double() if values.is_floating_point() else values
@@ -106,19 +112,62 @@ def read(model: LoadedModel, given: dict[str, Tensor]) -> Seen:
                 path = model.paths[block.get_submodule(spec.module)]
                 projections[path] = spec.key, norms
     whole = model.model
-    with DoublePrecision(), naive._recorded(whole, projections) as calls:
-        output = whole(**given, output_hidden_states=True)
+    products = naive._Products()
+    own = {}
+    for block, spec in model.attending:
+        if spec.own:
+            module = block.get_submodule(spec.module)
+            note = functools.partial(_note_softmaxes, own, model.paths[module], products)
+            hooks += [module.register_forward_pre_hook(note), module.register_forward_hook(note)]
+    is_own = any(spec.own for _, spec in model.attending)
+    seeing = products if is_own else nullcontext()
+    with DoublePrecision(), naive._recorded(whole, projections) as calls, seeing:
+        output = whole(**given, output_hidden_states=True, **_without_cache(whole))
     for hook in hooks:
         hook.remove()
     states = output.get("hidden_states")
     for stack in model.layout.stacks:
         if stack.tokens == "text" and states is not None:
             ours = seen.hidden[stack.name]
-            for documented, own in zip(states[:-1], ours, strict=False):
-                assert np.array_equal(documented.detach().numpy(), own)
-    for path, *call in calls:
-        seen.attended.setdefault(path, []).extend(_attended(*call))
+            for documented, noted in zip(states[:-1], ours, strict=False):
+                assert np.array_equal(documented.detach().numpy(), noted)
+    for path, (first, last) in own.items():
+        [weights] = products.softmaxes[first:last]
+        seen.attended[path] = [products.attended(weights, whole, projections)]
+    mask = given.get("attention_mask")
+    for path, *call, visible, leaf in calls:
+        if mask is not None and visible.shape[-1] == mask.shape[1]:
+            # No query is padding.
+            visible = visible * mask.bool()[:, None, :, None]
+        seen.attended.setdefault(path, []).extend(_attended(*call, visible, leaf))
+    _leave_out_padding(model, given, seen)
     return seen
+
+
+def _without_cache(model: nn.Module) -> dict[str, bool]:
+    """Keys of earlier tokens are not kept, where a model would keep them."""
+    keeps = getattr(model.config.get_text_config(), "use_cache", False)
+    is_whole = getattr(model.config, "is_encoder_decoder", False)
+    return {"use_cache": False} if keeps and not is_whole else {}
+
+
+def _leave_out_padding(model: LoadedModel, given: dict[str, Tensor], seen: Seen) -> None:
+    mask = given.get("attention_mask")
+    if mask is None or mask.all():
+        return
+    kept = mask[0].bool().numpy()
+    for stack, blocks in model.stacks.items():
+        states = seen.hidden[stack.name]
+        if stack.tokens != "text" or states[0].shape[1] != len(kept):
+            continue
+        seen.hidden[stack.name] = [state[:, kept] for state in states]
+        for index, block in enumerate(blocks):
+            spec = stack.attention_of(index)
+            path = spec and model.paths[block.get_submodule(spec.module)]
+            for one in seen.attended.get(path, ()):
+                for name in ("query", "key", "value", "weights"):
+                    setattr(one, name, getattr(one, name)[:, kept])
+                one.weights = one.weights[:, :, kept]
 
 
 def _note(states: list, _block: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
@@ -127,6 +176,11 @@ def _note(states: list, _block: nn.Module, args: tuple, kwargs: dict, output: ob
     if not states:
         states.append(_sequences(first))
     states.append(_sequences(gave))
+
+
+def _note_softmaxes(own: dict, path: str, products: naive._Products, *_: object) -> None:
+    """Note how many softmaxes were taken before a module, and with it."""
+    own.setdefault(path, []).append(len(products.softmaxes))
 
 
 def _sequences(vectors: Tensor) -> np.ndarray:
