@@ -93,8 +93,8 @@ def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -
     sequences = []
     owners = []
     windows = settings.long_texts == "window"
-    tokenised = _tokenised(loaded, texts, settings, reading)
-    for text, group in zip(tokenised, groups, strict=True):
+    read = tokenised(loaded, texts, settings, reading)
+    for text, group in zip(read, groups, strict=True):
         if all(text.special):
             reading.empty += 1
             continue
@@ -118,7 +118,14 @@ def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -
     )
 
 
-def _tokenised(loaded, items, settings: Settings, reading: Reading) -> Iterable[Encoded]:
+def tokenised(
+    loaded: LoadedModel, items: Sequence, settings: Settings, reading: Reading
+) -> Iterable[Encoded]:
+    """The tokens of texts, pairs of texts, conversations or answers.
+
+    Raises:
+        AnalysisError: the tokenizer or its chat template cannot read them.
+    """
     name = loaded.name
     tokenizer = loaded.tokenizer
     match items[0]:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analysis_lib.capture.activations import BESIDE, Activations, Receive
+from analysis_lib.capture.batching import tokenised
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.source import NEEDS, ModelSource, Source
@@ -23,7 +24,7 @@ from analysis_lib.corpora.token_types import TOKEN_TYPES
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel, ModelSpec
 from analysis_lib.models.parts import Layout
-from analysis_lib.models.tokenization import Encoded, encoded
+from analysis_lib.models.tokenization import Encoded
 
 # What two vectors that are compared stand for.
 TOKEN, WORD, ITEM = "token", "word", "item"
@@ -351,8 +352,8 @@ def _encoded_by_both(
         some = items[start : start + COMPARED_AT_ONCE]
         both = []
         for model in (first, other):
-            tokenised = encoded(model.name, model.tokenizer, some, model.max_length, cut=True)
-            both.append([text.beginning(model.max_length) for text in tokenised])
+            read = tokenised(model, some, Settings(), Reading())
+            both.append([text.beginning(model.max_length) for text in read])
         yield from zip(*both, strict=True)
 
 

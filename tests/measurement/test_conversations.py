@@ -10,7 +10,15 @@ import tokenizers
 import torch
 import transformers
 
-from analysis_lib import Corpus, generate, load_corpus, load_model, measure, merge_parts
+from analysis_lib import (
+    Corpus,
+    generate,
+    load_corpus,
+    load_model,
+    measure,
+    merge_parts,
+    similarity,
+)
 from analysis_lib.capture import Reading, Settings, batches, run
 from analysis_lib.corpora import Answered, Conversation
 from analysis_lib.corpora.token_types import ANSWER_TYPES, CONVERSATION_TYPES
@@ -484,3 +492,12 @@ def test_the_cone_of_a_role_is_that_of_its_tokens_alone(talker, plain):
         assert row.tokens == len(chosen)
         assert row.cosine == pytest.approx(pairs.mean(), abs=1e-6)
     assert [*table.type.cat.categories] == ["template", "first", "system", "user", "assistant"]
+
+
+def test_two_models_are_compared_on_conversations(talker, folder):
+    again = load_model(folder, dtype="float64")
+    tables = similarity(talker, again, Corpus("talks", items(TALKS * 8)), progress=False)
+    assert tables.run["compared_by"] == "token"
+    table = tables["representation_similarity"]
+    same = table[(table["layer"] == table["other_layer"]) & (table["measure"] == "cka")]
+    assert same["value"].to_list() == pytest.approx([1] * 3)
