@@ -162,7 +162,7 @@ def measure(
         )
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
     model = model.reading(corpus.kind)
-    refuse_kind(model.name, model.layout, corpus)
+    refuse_kind(model.name, model.layout, corpus, model.pair_kinds)
     _refuse_without_effect(model, settings)
     source = as_source(model)
     unavailable = _unavailable_of(source, corpus, metrics, settings, bins)
@@ -543,12 +543,18 @@ def _merged(
     return merging
 
 
-def refuse_kind(model: str, layout: Layout, corpus: Corpus) -> None:
-    """Raise an AnalysisError if the corpus holds another kind of items than the model reads."""
+def refuse_kind(model: str, layout: Layout, corpus: Corpus, further: Sequence[str] = ()) -> None:
+    """Raise an AnalysisError if the corpus holds another kind of items than the model reads.
+
+    Args:
+        further: what the model reads besides the kind of its layout.
+    """
     if layout.kind != corpus.kind:
+        kinds = dict.fromkeys([layout.kind, *further])
+        readable = " or ".join(PLURAL[kind] for kind in kinds)
         raise AnalysisError(
-            f"{model} reads {PLURAL[layout.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
-            f"give {PLURAL[layout.kind]}, or a model that reads {PLURAL[corpus.kind]}"
+            f"{model} reads {readable} and {corpus.name} holds {PLURAL[corpus.kind]}: give "
+            f"{readable}, or a model that reads {PLURAL[corpus.kind]}"
         )
 
 

@@ -184,6 +184,13 @@ class LoadedModel:
         self.model = self._body
         self.layout, self.processor = find_pair_layout(self.name, self.model, self._composite, kind)
 
+    @property
+    def pair_kinds(self) -> list[str]:
+        """The kinds of images or sounds with texts that it reads."""
+        if self.part or self._composite is None:
+            return []
+        return pair_kinds(self._composite)
+
     def reading(self, kind: str) -> "LoadedModel":
         """The same model as it reads items of a kind, such as images with texts.
 

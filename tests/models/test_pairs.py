@@ -19,6 +19,7 @@ from reference import DoublePrecision
 from torch import Tensor, nn
 
 from analysis_lib import load_corpus, load_model, measure
+from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.pairs import pair_kinds
 
@@ -285,3 +286,9 @@ def test_contributions(model_type):
             np.testing.assert_allclose(
                 of_head["contribution"], wanted, atol=TOLERANCE * abs(wanted).max()
             )
+
+
+def test_a_model_of_pairs_says_all_that_it_reads():
+    model = load_model("digits-llava")
+    with pytest.raises(AnalysisError, match="reads texts or images with texts and .* holds images"):
+        measure(model, load_corpus("digits", limit=2), "anisotropy", progress=False)
