@@ -125,9 +125,9 @@ def test_an_image_or_a_sound_needs_the_extra_packages(tmp_path, monkeypatch):
     (tmp_path / "one.png").write_bytes(b"")
     lack(monkeypatch, "soundfile")
     # What was found once is remembered.
-    from analysis_lib.corpora import files
+    from analysis_lib.corpora import kinds
 
-    files._kinds.cache_clear()
+    kinds._kinds.cache_clear()
     with pytest.raises(
         AnalysisError, match=r"soundfile is not installed: .*analysis_lib\[packages\]"
     ):

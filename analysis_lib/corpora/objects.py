@@ -49,7 +49,7 @@ class TextFile(Sequence):
                 while batch := [*islice(texts, _BATCH)]:
                     if not all(isinstance(text, str) for text in batch):
                         raise AnalysisError(
-                            "pairs of texts and conversations are held in memory: give a list"
+                            "pairs and conversations are held in memory: give them in a list"
                         )
                     out.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], _SCHEMA))
                     count += len(batch)

@@ -65,7 +65,9 @@ def test_a_map_of_ones_own_splits_a_model_and_workers_read_it_likewise(tmp_path)
         tmp_path, device_map={"embeddings": "cpu", "encoder": "disk", "pooler": "disk"}
     )
     assert {p.is_meta for p in split.model.parameters()} == {True, False}
-    assert all(p.is_meta for p in shards._loaded(split.spec).model.model.encoder.parameters())
+    assert all(
+        p.is_meta for p in shards._loaded(split.spec, "text").model.model.encoder.parameters()
+    )
     assert_same(
         *(
             dict(measure(model, tiny.corpus("bert"), "anisotropy", progress=False))

@@ -290,5 +290,7 @@ def test_contributions(model_type):
 
 def test_a_model_of_pairs_says_all_that_it_reads():
     model = load_model("digits-llava")
-    with pytest.raises(AnalysisError, match=r"reads texts or images with texts and .* holds images"):
+    with pytest.raises(
+        AnalysisError, match=r"reads texts or images with texts and .* holds images"
+    ):
         measure(model, load_corpus("digits", limit=2), "anisotropy", progress=False)
