@@ -85,7 +85,8 @@ def prepared(model: LoadedModel) -> list[dict[str, Tensor]]:
         if getattr(model.model.config, "is_encoder_decoder", False):
             ids = processor.tokenizer(row["text"], return_tensors="pt")["input_ids"].roll(1, 1)
             text_config = model.model.config.get_text_config()
-            ids[:, 0] = text_config.decoder_start_token_id
+            start = getattr(text_config, "decoder_start_token_id", None)
+            ids[:, 0] = ids[:, 0] if start is None else start
             made["decoder_input_ids"] = ids
         given.append(
             {
@@ -136,7 +137,7 @@ def read(model: LoadedModel, given: dict[str, Tensor]) -> Seen:
         seen.attended[path] = [products.attended(weights, whole, projections)]
     mask = given.get("attention_mask")
     for path, *call, visible, leaf in calls:
-        if mask is not None and visible.shape[-1] == mask.shape[1]:
+        if mask is not None and visible.shape[-2:] == (mask.shape[1], mask.shape[1]):
             # No query is padding.
             visible = visible * mask.bool()[:, None, :, None]
         seen.attended.setdefault(path, []).extend(_attended(*call, visible, leaf))
