@@ -47,6 +47,7 @@ _COUNTS = (
 _MISMATCH = re.compile(r"tokens:? (\d+).*?features:?(?: shape)? \D*(\d+)", re.S)
 # By type: settings of the configuration, of the image processor or feature extractor, and of the
 # processor.
+_OMNI = {"vision_start_token_id": "<vision_bos>", "audio_start_token_id": "<audio_bos>"}
 SETTINGS: dict[str, tuple[dict, dict, dict]] = {
     "llava": ({}, {}, {"num_additional_image_tokens": 1}),
     "vipllava": (
@@ -85,12 +86,59 @@ SETTINGS: dict[str, tuple[dict, dict, dict]] = {
         {"size": {"height": 60, "width": 60}, "patch_size": {"height": 30, "width": 30}},
         {},
     ),
-    "mllama": ({"vision_config": {"intermediate_layers_indices": [0, 1]}}, {}, {}),
-    "siglip2": (
-        {"vision_config": {"num_patches": 16}},
-        {"patch_size": PATCH, "max_num_patches": 16},
+    "mllama": (
+        {
+            "vision_config": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 768},
+            "text_config": {"cross_attention_layers": [1]},
+        },
+        {},
         {},
     ),
+    "llama4": (
+        {
+            "image_token_id": "<|patch|>",
+            "image_token_index": "<|patch|>",
+            "vision_config": {
+                **{"intermediate_size": 1024, "projector_input_dim": 256},
+                **{"projector_output_dim": 256, "vision_output_dim": 256},
+            },
+        },
+        {},
+        {},
+    ),
+    "lfm2_vl": ({"vision_config": {"patch_size": 16, "num_patches": 256}}, {}, {}),
+    "kimi_k25": ({"vision_config": {"projection_hidden_size": 256}}, {}, {}),
+    "deepseek_vl_hybrid": ({"high_res_vision_config": {"global_attn_indexes": [1]}}, {}, {}),
+    "chameleon": (
+        {
+            "vocabulary_map": {
+                "<image>": 4,
+                **{f"IMGIMG{chr(65 + index)}Z": 10 + index for index in range(16)},
+            }
+        },
+        {},
+        {},
+    ),
+    "qwen2_5_omni_thinker": (_OMNI, {}, {}),
+    "qwen3_omni_moe_thinker": (_OMNI, {}, {}),
+    "cosmos3_edge": ({"text_config": {"head_dim": 128}}, {}, {}),
+    "dots3_note": ({"text_config": {"per_layer_config": None}}, {}, {}),
+    "molmo2": ({"adapter_config": {"vision_feature_layer": [-1, 0]}}, {}, {}),
+    "fun_asr_nano": ({"adaptor_config": {"intermediate_size": 64}}, {}, {}),
+    "inkling2": ({"vision_config": {"text_hidden_size": 256}}, {}, {}),
+    "cohere_compass": (
+        {
+            "text_config": {
+                "rope_parameters": {
+                    kind: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [12, 10, 10]}
+                    for kind in ("full_attention", "sliding_attention")
+                }
+            }
+        },
+        {},
+        {},
+    ),
+    "siglip2": ({"vision_config": {"patch_size": 16, "num_patches": 256}}, {}, {}),
     "gemma3": ({"mm_tokens_per_image": 4}, {}, {"image_seq_length": 4}),
 }
 # Processors of types that transformers has no entry for.
@@ -159,7 +207,7 @@ def configuration(model_type: str, words: int) -> PreTrainedConfig:
     """The default configuration of a type with small sizes and a number of words."""
     changes, *_ = SETTINGS.get(model_type, ({}, {}, {}))
     base = transformers.AutoConfig.for_model(model_type)
-    small = _shrunk(base.to_dict()) | CHANGES.get(model_type, {})
+    small = _shrunk(_whole(model_type, base)) | CHANGES.get(model_type, {})
     small = _resized(small, words, changes)
     small.pop("model_type", None)
     config = type(base)(**small)
@@ -168,6 +216,16 @@ def configuration(model_type: str, words: int) -> PreTrainedConfig:
     for part in [config, *_parts(config)]:
         _fit_rotation(part, default if part is config.get_text_config() else None)
     return config
+
+
+def _whole(model_type: str, base: PreTrainedConfig) -> dict:
+    """The settings of a configuration, with those of towers that it has none of by default."""
+    settings = base.to_dict()
+    for tower in ("vision", "audio"):
+        kind = f"{model_type}_{tower}"
+        if settings.get(f"{tower}_config", 0) is None and kind in CONFIG_MAPPING:
+            settings[f"{tower}_config"] = transformers.AutoConfig.for_model(kind).to_dict()
+    return settings
 
 
 def _resized(settings: dict, words: int, changes: dict) -> dict:
@@ -193,7 +251,7 @@ def _resized(settings: dict, words: int, changes: dict) -> dict:
         else:
             made[name] = value
     for name, value in changes.items():
-        if "token_id" in name:
+        if "token_id" in name or "token_index" in name:
             # Names of tokens, whose ids are not known yet.
             continue
         is_config = isinstance(settings.get(name), dict) and "model_type" in settings[name]
@@ -249,7 +307,12 @@ def _set_tokens(model_type: str, config: PreTrainedConfig, processor: ProcessorM
     """Give a configuration the ids of the tokens of its processor."""
     reads = processor.tokenizer
     changes, *_ = SETTINGS.get(model_type, ({}, {}, {}))
-    named = {name: value for name, value in changes.items() if "token_id" in name}
+    read = _example_ids(processor)
+    named = {
+        name: value
+        for name, value in changes.items()
+        if "token_id" in name or "token_index" in name
+    }
     for name, tokens in named.items():
         setattr(config, name, reads.convert_tokens_to_ids(tokens))
     for part in [config, *_parts(config)]:
@@ -257,14 +320,26 @@ def _set_tokens(model_type: str, config: PreTrainedConfig, processor: ProcessorM
             match = re.fullmatch(r"(\w+?)_token_(?:id|index)", name)
             if not match or match[1] in ("eos", "bos", "pad"):
                 continue
-            index = _id_of(match[1], reads, processor)
+            candidates = [_id_of(match[1], reads, processor), _id_of(match[1], processor, reads)]
+            # A placeholder may differ from the token that takes its place.
+            index = max(candidates, key=lambda index: read.count(index) if index else -1)
             if index is not None:
                 with contextlib.suppress(Exception):
                     setattr(part, name, index)
 
 
-def _id_of(token: str, reads: object, processor: object) -> int | None:
-    for owner in (reads, processor):
+def _example_ids(processor: ProcessorMixin) -> list[int]:
+    """The tokens of an example, if the processor reads it."""
+    kind, *_ = pair_kinds(processor)
+    for reader in readers(processor, kind):
+        with contextlib.suppress(Exception):
+            return reader(*reader.example())["input_ids"][0].tolist()
+    return []
+
+
+def _id_of(token: str, *owners: object) -> int | None:
+    reads = next(owner for owner in owners if not isinstance(owner, ProcessorMixin))
+    for owner in owners:
         index = getattr(owner, f"{token}_token_id", None)
         name = getattr(owner, f"{token}_token", None)
         if index is None and name is not None:
@@ -291,8 +366,10 @@ def _mapped(names: dict, model_type: str) -> object:
     """The entry of a type in a mapping, or that of another type with the same processor."""
     if model_type in names:
         return names[model_type]
-    if model_type in _MEDIA_OF:
+    if _MEDIA_OF.get(model_type) in names:
         return names[_MEDIA_OF[model_type]]
+    if "omni_thinker" in model_type:
+        return names["whisper"]
     own = processor_class(model_type).__name__
     for other, name in PROCESSOR_MAPPING_NAMES.items():
         if name == own and other in names:
@@ -390,8 +467,10 @@ def processor(
         if "tokenizer" in name:
             parts[name] = reads
         elif "video" in name:
-            has_videos = is_torchvision_available()
-            parts[name] = object.__new__(BaseVideoProcessor) if has_videos else None
+            parts[name] = None
+            if is_torchvision_available():
+                parts[name] = object.__new__(BaseVideoProcessor)
+                vars(parts[name]).update(vars(parts.get("image_processor", made)))
         elif "image" in name:
             parts[name] = image_processor(model_type, config, counts)
         else:

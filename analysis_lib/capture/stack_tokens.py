@@ -65,7 +65,11 @@ def stack_tokens(
     if rule == "blocks" and args[1] is not None:
         # The number of blocks of MANTa's encoder depends on the text: the attention mask holds it.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)
-    for name, mask in batch.inputs.items() if loaded.kind not in MEDIA else ():
+    if loaded.kind in MEDIA:
+        if rule == "frames":
+            tokens.silent = _padded_frames(batch, tokens)
+        return tokens
+    for name, mask in batch.inputs.items():
         if rule in ("patches", "frames") and "mask" in name and not mask.all():
             if mask.shape != tokens.mask.shape:
                 reader = type(loaded.processor).__name__
@@ -86,6 +90,21 @@ def square_grid(inputs: Mapping[str, object], count: int) -> tuple[int, int] | N
         return None
     height, width = pixels.shape[-2:]
     return (side, side) if height == width else None
+
+
+def _padded_frames(batch: Batch, tokens: Tokens) -> Tensor | None:
+    """True at the vectors of a sound that stand for padding, as its processor says; None if none.
+
+    A vector stands for as many steps of the spectrogram as are merged into it.
+    """
+    sequences, count = tokens.mask.shape
+    for name, mask in batch.inputs.items():
+        if "mask" not in name or name == "attention_mask" or not isinstance(mask, Tensor):
+            continue
+        if mask.dim() == 2 and len(mask) == sequences and mask.shape[1] % count == 0:
+            padded = ~mask[:, :: mask.shape[1] // count].bool()
+            return padded if padded.any() else None
+    return None
 
 
 def _with_image(text: Tokens, rule: str, count: int) -> Tokens:

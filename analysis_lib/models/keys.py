@@ -246,7 +246,9 @@ def _turned(module: nn.Module, keys: Tensor, angles: Sequence[Tensor]) -> Iterat
     for name in sorted(names, key=ROTATION.__ne__):
         for each, tokens_first in itertools.product((1, 2), (False, True)):
             # The usual function takes cosines and sines, and heads first.
-            if name == ROTATION and (tokens_first or len(angles) == 1):
+            # Angles without an axis of utterances meet tokens first.
+            swaps = tokens_first and angles[0].dim() > 2
+            if name == ROTATION and (swaps or len(angles) == 1):
                 continue
             # Other functions of such a name may take other arguments.
             with suppress(AttributeError, RuntimeError, TypeError, ValueError):

@@ -431,6 +431,9 @@ def _punctuation_ids(tokenizer: Tokenizer) -> list:
 def _refuse_non_finite(loaded: LoadedModel) -> None:
     for name, weight in weights(loaded.model):
         # A sum takes a tenth of the time, and is finite only if all weights are.
+        if weight.numel() == 1 and weight.isinf():
+            # The bound of a clamp that is switched off.
+            continue
         if not weight.sum().isfinite() and not weight.isfinite().all():
             module = loaded.model.get_submodule(name.rpartition(".")[0])
             raise AnalysisError(

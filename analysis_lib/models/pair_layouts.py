@@ -5,6 +5,7 @@ language model stand for the tokens of its text, with those of the image or soun
 change with the last token of the text, and the vectors of a tower do not.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -81,6 +82,7 @@ def _layout(name: str, trace: Trace, reader: PairReader) -> Layout:
     blocks = find_blocks(trace)
     blocks += chains_beside(blocks, trace)
     patterns = by_pattern(blocks, trace)
+    _refuse_alternating(name, patterns, trace)
     reads_text = {*_reading_text(patterns, trace, reader)}
     stacks = []
     leading = 0
@@ -107,6 +109,21 @@ def _layout(name: str, trace: Trace, reader: PairReader) -> Layout:
         uncaptured=uncaptured(trace, stacks, kept),
         listed=False,
     )
+
+
+def _refuse_alternating(
+    name: str, patterns: Mapping[str, Sequence[nn.Module]], trace: Trace
+) -> None:
+    """Raise an AnalysisError if blocks of two stacks alternate, so that none is a stack."""
+    owner = {block: pattern for pattern, blocks in patterns.items() for block in blocks}
+    order = [pattern for pattern, _ in itertools.groupby(filter(None, map(owner.get, trace.runs)))]
+    for pattern in order:
+        if order.count(pattern) > 1:
+            other = order[order.index(pattern) + 1]
+            raise AnalysisError(
+                f"{name} is a {trace.model.config.model_type} model, in which blocks of {pattern} "
+                f"and of {other} alternate"
+            )
 
 
 def _stack(

@@ -6,6 +6,7 @@ of ``eager_attention_forward``.
 """
 
 import functools
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ import pytest
 import tiny
 import torch
 from reference import DoublePrecision
+from scipy import signal
 from torch import Tensor, nn
 
 from analysis_lib import load_corpus, load_model, measure
@@ -81,12 +83,17 @@ def prepared(model: LoadedModel) -> list[dict[str, Tensor]]:
         if medium == "image":
             made = processor(images=row["image"].convert("RGB"), text=text, return_tensors="pt")
         else:
-            samples, _ = row["audio"]
+            samples, rate = row["audio"]
+            own_rate = model.processor.sampling_rate
+            if own_rate != rate:
+                common = math.gcd(own_rate, rate)
+                samples = signal.resample_poly(samples, own_rate // common, rate // common)
             made = processor(audio=samples, text=text, return_tensors="pt")
         if getattr(model.model.config, "is_encoder_decoder", False):
             ids = processor.tokenizer(row["text"], return_tensors="pt")["input_ids"].roll(1, 1)
             text_config = model.model.config.get_text_config()
-            ids[:, 0] = text_config.decoder_start_token_id
+            start = getattr(text_config, "decoder_start_token_id", None)
+            ids[:, 0] = ids[:, 0] if start is None else start
             made["decoder_input_ids"] = ids
         given.append(
             {
@@ -137,9 +144,14 @@ def read(model: LoadedModel, given: dict[str, Tensor]) -> Seen:
         seen.attended[path] = [products.attended(weights, whole, projections)]
     mask = given.get("attention_mask")
     for path, *call, visible, leaf in calls:
-        if mask is not None and visible.shape[-1] == mask.shape[1]:
+        if mask is not None and visible.shape[-2:] == (mask.shape[1], mask.shape[1]):
             # No query is padding.
             visible = visible * mask.bool()[:, None, :, None]
+        for stack, blocks in model.stacks.items():
+            paths = {model.paths[module] for block in blocks for module in block.modules()}
+            kept = _kept(stack.tokens, given, visible.shape[-2]) if path in paths else None
+            if kept is not None and stack.tokens == "frames":
+                visible = visible * torch.from_numpy(kept)[:, None]
         seen.attended.setdefault(path, []).extend(_attended(*call, visible, leaf))
     _leave_out_padding(model, given, seen)
     return seen
@@ -153,13 +165,11 @@ def _without_cache(model: nn.Module) -> dict[str, bool]:
 
 
 def _leave_out_padding(model: LoadedModel, given: dict[str, Tensor], seen: Seen) -> None:
-    mask = given.get("attention_mask")
-    if mask is None or mask.all():
-        return
-    kept = mask[0].bool().numpy()
+    """Leave out the padding of a text; of a sound, that of queries and vectors."""
     for stack, blocks in model.stacks.items():
         states = seen.hidden[stack.name]
-        if stack.tokens != "text" or states[0].shape[1] != len(kept):
+        kept = _kept(stack.tokens, given, states[0].shape[1])
+        if kept is None or kept.all():
             continue
         seen.hidden[stack.name] = [state[:, kept] for state in states]
         for index, block in enumerate(blocks):
@@ -168,7 +178,19 @@ def _leave_out_padding(model: LoadedModel, given: dict[str, Tensor], seen: Seen)
             for one in seen.attended.get(path, ()):
                 for name in ("query", "key", "value", "weights"):
                     setattr(one, name, getattr(one, name)[:, kept])
-                one.weights = one.weights[:, :, kept]
+                if stack.tokens == "text":
+                    one.weights = one.weights[:, :, kept]
+
+
+def _kept(tokens: str, given: dict[str, Tensor], count: int) -> np.ndarray | None:
+    """True at the vectors of a text or a sound that stand for no padding; None if all do."""
+    if tokens == "text":
+        mask = given.get("attention_mask")
+        return None if mask is None or mask.shape[1] != count else mask[0].bool().numpy()
+    for name in ("feature_attention_mask", "input_features_mask", "padding_mask"):
+        if tokens == "frames" and name in given:
+            return given[name][0, :: given[name].shape[1] // count].bool().numpy()
+    return None
 
 
 def _note(states: list, _block: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
@@ -237,6 +259,8 @@ def test_hidden_states(model_type):
         assert len(numbers) == len(states[0])
         for place, layer in enumerate(numbers):
             vectors = [sequence for of_pair in states for sequence in of_pair[place]]
+            # Vectors of zeros, such as those of empty tiles, have no direction.
+            vectors = [sequence[sequence.any(-1)] for sequence in vectors]
             measured = rows["cosine"][rows["layer"] == layer].item()
             assert measured == pytest.approx(naive.cosine(vectors), abs=TOLERANCE)
 
