@@ -1,12 +1,12 @@
 """Batches of images or sounds with texts: each pair alone, as the model's processor prepares it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from analysis_lib.capture.grids import grid_of_tokens
 from analysis_lib.capture.inputs import Batch, Reading, Settings
-from analysis_lib.capture.stack_tokens import square_grid
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.corpora import Captioned
 from analysis_lib.corpora.token_types import PAIR_TYPES, TOKEN_TYPES
@@ -57,7 +57,8 @@ def _batch(loaded: LoadedModel, item: Captioned, group: int, settings: Settings)
         "special_tokens": settings.special_tokens,
         "type_names": PAIR_TYPES,
     }
-    grid = _grid(loaded, inputs, int((types == PAIR_TYPES.index("image")).sum()))
+    is_image = types[0] == PAIR_TYPES.index("image")
+    grid = grid_of_tokens(inputs, is_image)
     tokens = Tokens(mask, types, ids=ids, grid=grid, **common)
     shifted = None
     if (read := inputs.get("decoder_input_ids")) is not None:
@@ -74,19 +75,6 @@ def _of_pairs(types: Tensor) -> Tensor:
     """Indices into ``PAIR_TYPES`` in place of those into ``TOKEN_TYPES``."""
     indices = [PAIR_TYPES.index(name) for name in TOKEN_TYPES]
     return torch.tensor(indices, device=types.device)[types]
-
-
-def _grid(loaded: LoadedModel, inputs: Mapping[str, object], count: int) -> tuple[int, int] | None:
-    """The grid of ``count`` tokens of an image: that which the processor says, or a square."""
-    said = inputs.get("image_grid_thw")
-    if said is None:
-        return square_grid(inputs, count)
-    vision = getattr(loaded.model.config, "vision_config", None)
-    merged = getattr(vision, "spatial_merge_size", 1)
-    if len(said) != 1 or said[0].prod() != count * merged**2:
-        return None
-    _, rows, columns = (said[0] // merged).tolist()
-    return rows, columns
 
 
 def _types(loaded: LoadedModel, reader: PairReader, ids: Tensor, text: str) -> Tensor:

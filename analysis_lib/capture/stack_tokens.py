@@ -5,14 +5,13 @@ attention: their vectors are a sequence of the positions of the map, preceded by
 the last stage, and their further arguments are its height and width.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from analysis_lib.capture.grids import grid_of_shape
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
@@ -61,7 +60,7 @@ def stack_tokens(
         # The tokens with which YOLOS detects objects.
         tokens.types[:, -trailing:] = tokens.type_names.index("detection")
     if rule == "patches":
-        tokens.grid = square_grid(batch.inputs, count - len(leading["patches"]) - trailing)
+        tokens.grid = grid_of_shape(batch.inputs, count - len(leading["patches"]) - trailing)
     if rule == "blocks" and args[1] is not None:
         # The number of blocks of MANTa's encoder depends on the text: the attention mask holds it.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)
@@ -80,16 +79,6 @@ def stack_tokens(
     if rule in ("windows", "frames") and batch.steps is not None:
         tokens.silent = batch.steps.padding(count, batch.lengths)
     return tokens
-
-
-def square_grid(inputs: Mapping[str, object], count: int) -> tuple[int, int] | None:
-    """The grid of ``count`` patches of a square picture; None if it is not known."""
-    pixels = inputs.get("pixel_values")
-    side = math.isqrt(max(count, 0))
-    if not isinstance(pixels, Tensor) or pixels.dim() != 4 or side**2 != count or not count:
-        return None
-    height, width = pixels.shape[-2:]
-    return (side, side) if height == width else None
 
 
 def _padded_frames(batch: Batch, tokens: Tokens) -> Tensor | None:

@@ -17,7 +17,7 @@ class AttentionByPatch(Metric):
     some of the queries, such as those of the words behind a picture. Columns: layer, head, row and
     column (from 1, at the top left), weight in [0, 1], with its 95 % interval, and pictures, their
     number. Layers have rows where keys are patches, or the tokens of a picture in a text, and their
-    grid is known: from the processor, or from a square picture with a square number of patches.
+    grid is known: from the processor, from tokens that end rows, or from the picture's shape.
     Pictures of several grids have no common map. Made on request.
     """
 

@@ -8,6 +8,7 @@ from test_metrics import accumulated, attention_of
 
 from analysis_lib import Corpus, load_corpus, load_model, measure, metrics
 from analysis_lib.capture import Tokens
+from analysis_lib.capture.grids import grid_of_shape, grid_of_tokens
 from analysis_lib.corpora import ArrayImage, Captioned
 from analysis_lib.corpora.token_types import PAIR_TYPES
 from analysis_lib.errors import AnalysisError
@@ -93,14 +94,24 @@ def test_patches_that_words_see_are_those_of_transformers():
     assert words["weight"].to_numpy() == pytest.approx(wanted.flatten().numpy(), abs=1e-6)
 
 
-def test_the_grid_of_a_wide_picture_is_not_guessed():
-    """Of an image that is not square, the number of patches does not say the grid."""
-    from analysis_lib.capture.stack_tokens import square_grid
+def test_the_grid_of_patches_is_that_of_the_shape():
+    assert grid_of_shape({"pixel_values": torch.zeros(1, 3, 8, 8)}, 16) == (4, 4)
+    assert grid_of_shape({"pixel_values": torch.zeros(1, 3, 4, 16)}, 16) == (2, 8)
+    assert grid_of_shape({"pixel_values": torch.zeros(1, 3, 8, 8)}, 15) is None
+    assert grid_of_shape({"pixel_values": torch.zeros(1, 3, 8, 8)}, 0) is None
+    assert grid_of_shape({"input_ids": torch.zeros(1, 3)}, 16) is None
 
-    assert square_grid({"pixel_values": torch.zeros(1, 3, 8, 8)}, 16) == (4, 4)
-    assert square_grid({"pixel_values": torch.zeros(1, 3, 8, 8)}, 15) is None
-    assert square_grid({"pixel_values": torch.zeros(1, 3, 4, 16)}, 16) is None
-    assert square_grid({"input_ids": torch.zeros(1, 3)}, 16) is None
+
+def test_the_grid_of_tokens_is_what_the_processor_says():
+    is_image = torch.tensor([False, *[True] * 12, False])
+    # Two by two patches are merged into a token.
+    said = {"image_grid_thw": torch.tensor([[1, 6, 8]])}
+    assert grid_of_tokens(said, is_image) == (3, 4)
+    assert grid_of_tokens({"image_grid_thw": torch.tensor([[1, 6, 7]])}, is_image) is None
+    # A token ends each row of two.
+    rows = torch.tensor([True, True, False] * 3)
+    assert grid_of_tokens({}, rows) == (3, 2)
+    assert grid_of_tokens({}, torch.tensor([True, True, False, True])) is None
 
 
 def test_pictures_with_texts_have_types_of_their_own():
