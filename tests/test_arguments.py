@@ -118,6 +118,7 @@ MEASURE = {
     "metrics": [None, "", 1.5, metrics.Anisotropy, metrics.Anisotropy(), {"anisotropy"}],
     "special_tokens": [None, "no", 1, 0],
     "long_texts": WORDS,
+    "max_length": [*NUMBERS[1:], 161],
     "maps": WORDS,
     "tokens": WORDS,
     "intervention": ["", 0, False, 1.5, "residual", [1], {"where": "residual", "nope": 1}, [{"layers": [1]}]],
