@@ -295,6 +295,12 @@ def _parser() -> argparse.ArgumentParser:
             help="cut (default) long texts, or read them in windows (window)",
         )
         add(
+            "--max-length",
+            type=whole,
+            metavar="N",
+            help="tokens of a text that are read at once, in place of the model's own limit",
+        )
+        add(
             "--tokens",
             default="all",
             help="all (default), or those below a multiple of the median norm, as 'norm<10x'",
@@ -667,6 +673,7 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
     return {
         "special_tokens": options.special_tokens == "keep",
         "long_texts": options.long_texts,
+        "max_length": options.max_length,
         "tokens": options.tokens,
         "chat_template": _template(options.chat_template),
         "intervention": _intervention(options.intervention),

@@ -119,6 +119,7 @@ MEASURE = {
     "metrics": [None, "", 1.5, metrics.Anisotropy, metrics.Anisotropy(), {"anisotropy"}],
     "special_tokens": [None, "no", 1, 0],
     "long_texts": WORDS,
+    "max_length": [*NUMBERS[1:], 161],
     "maps": WORDS,
     "tokens": WORDS,
     "bins": WORDS[1:],

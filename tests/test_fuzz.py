@@ -167,7 +167,7 @@ PLACED = {
 OPTIONS = {
     "measure": "--model --data --vectors --layers --check --metrics --limit --seed --first --format "
     "--workers --revision --dtype "
-    "--device --device-map --long-texts --special-tokens --tokens --maps --tokens-per-batch "
+    "--device --device-map --long-texts --max-length --special-tokens --tokens --maps --tokens-per-batch "
     "--worker-timeout --units "
     "--tokenizer --intervention",
     "compare": "--data --metrics --limit --seed --first --format --twins --units --dtype "

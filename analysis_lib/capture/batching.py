@@ -75,19 +75,24 @@ def unreadable(loaded: LoadedModel, items: Sequence) -> list[str]:
         return [words for words in pool.map(fault, items) if words is not None]
 
 
-def longest(loaded: LoadedModel) -> str:
-    """Longest text or sound that the model reads at once: ``512 tokens`` or ``30 seconds``."""
+def longest(loaded: LoadedModel, settings: Settings) -> str:
+    """Longest text or sound that is read at once: ``512 tokens`` or ``30 seconds``."""
     if loaded.kind == "text" or loaded.kind in MEDIA:
-        return f"{loaded.max_length} tokens"
+        return f"{_limit(loaded, settings)} tokens"
     return f"{_longest_sound(loaded):g} seconds"
 
 
 # --- Texts ----------------------------------------------------------------------------------------
 
 
+def _limit(loaded: LoadedModel, settings: Settings) -> int:
+    """Number of tokens of a text that are read at once."""
+    return settings.max_length or loaded.max_length
+
+
 def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -> Iterator[Batch]:
     tokenizer = loaded.tokenizer
-    limit = loaded.max_length
+    limit = _limit(loaded, settings)
     unknown = getattr(tokenizer, "unk_token_id", None)
     special = {*getattr(tokenizer, "all_special_ids", ())} - {unknown}
     sequences = []
@@ -135,7 +140,7 @@ def tokenised(
         case Answered():
             return answers(name, tokenizer, items)
     is_cut = settings.long_texts != "window"
-    return encoded(name, tokenizer, items, loaded.max_length, cut=is_cut)
+    return encoded(name, tokenizer, items, _limit(loaded, settings), cut=is_cut)
 
 
 def make_batches(

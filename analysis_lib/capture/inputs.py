@@ -44,6 +44,9 @@ class Settings:
         intervention: changes inside the model: a tuple of :class:`Replace`, from the argument of
             ``measure``.
         chat_template: the template of conversations, in place of the tokenizer's.
+        max_length: the number of tokens of a text that are read at once, special tokens included,
+            in place of the model's own limit; None for that one. A model that computes positions,
+            such as a rotary one, may read more than it was trained on.
         tokens: ``all``, or a limit such as ``norm<10x``: only tokens whose hidden vector is shorter
             than 10 times the median norm of its layer, which is that of ``token_norms``, accurate
             to 1.1 %. The queries, keys and values of a token count in a layer if the input of that
@@ -60,6 +63,7 @@ class Settings:
     intervention: object = ()
     tokens: str = "all"
     chat_template: str | None = None
+    max_length: int | None = None
 
     def __post_init__(self) -> None:
         require_choice("long_texts", self.long_texts, ("cut", "window"))
@@ -77,12 +81,16 @@ class Settings:
         object.__setattr__(
             self, "tokens_per_batch", require_whole("tokens_per_batch", self.tokens_per_batch, 1)
         )
+        if self.max_length is not None:
+            longest = require_whole("max_length", self.max_length, 1)
+            object.__setattr__(self, "max_length", longest)
 
     def described(self) -> dict[str, object]:
-        """The settings by name, as ``run.json`` has them: a chat template only if one is given."""
+        """The settings by name, as ``run.json`` has them: what may be given, only if it is."""
         settings = asdict(self)
-        if self.chat_template is None:
-            del settings["chat_template"]
+        for name in ("chat_template", "max_length"):
+            if settings[name] is None:
+                del settings[name]
         return settings
 
     @property

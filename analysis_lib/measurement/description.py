@@ -69,7 +69,7 @@ class Subject:
         longest = ""
         if corpus.kind in ("text", "audio"):
             reader = model.shortest if isinstance(model, ModelPair) else model
-            longest = capture.longest(reader)
+            longest = capture.longest(reader, settings)
         return cls(run, longest, list(model.layout.uncaptured))
 
     def described(

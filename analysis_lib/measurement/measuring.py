@@ -67,6 +67,7 @@ def measure(
     intervention: Replace | Sequence[Replace] | None = None,
     tokens: str = Settings.tokens,
     chat_template: str | None = None,
+    max_length: int | None = None,
     bins: str | None = None,
     workers: int = 1,
     scheduler: str | None = None,
@@ -118,6 +119,8 @@ def measure(
             than 10 times the median norm of its layer, which an additional pass computes;
             ``run["report"]["long"]`` gives the number of tokens left out, by layer.
         chat_template: the template of conversations, in Jinja, in place of the tokenizer's.
+        max_length: the number of tokens of a text that are read at once, in place of the model's
+            own limit, see :class:`Settings`.
         bins: ``position`` for a table of each bin of positions, of every metric: 1, 2, 3 to 4, 5 to
             8, ..., or ``type`` for one of each type of token, see
             :class:`~analysis_lib.metrics.accumulator.Metric`. A window of a long text has positions
@@ -145,7 +148,14 @@ def measure(
     metrics = resolvable(metrics, bins)
     _refuse_work(workers, scheduler, worker_timeout, checkpoints, progress)
     settings = Settings(
-        special_tokens, long_texts, tokens_per_batch, maps, intervention, tokens, chat_template
+        special_tokens,
+        long_texts,
+        tokens_per_batch,
+        maps,
+        intervention,
+        tokens,
+        chat_template,
+        max_length,
     )
     if part is not None:
         part = Part.of(part)
@@ -569,6 +579,19 @@ def _refuse_without_effect(model: LoadedModel, settings: Settings) -> None:
         raise AnalysisError(
             f"long_texts is {settings.long_texts}, and {model.name} reads images, which are not "
             "cut: leave it out"
+        )
+    longest = settings.max_length
+    if longest is None:
+        return
+    if model.kind != "text":
+        raise AnalysisError(
+            f"max_length is {longest} tokens, and {model.name} reads {PLURAL[model.kind]}: leave "
+            "it out"
+        )
+    if longest > model.positions:
+        raise AnalysisError(
+            f"max_length is {longest}, and {model.name} has positions for {model.positions} "
+            "tokens: give no more, or a model that computes positions, such as a rotary one"
         )
 
 

@@ -335,6 +335,17 @@ class LoadedModel:
         # Tokenizers without a limit use a number like 1e30.
         return int(longest) if longest < 1e9 else LONGEST_TEXT
 
+    @property
+    def positions(self) -> float:
+        """Number of tokens for which the model has positions; infinite where it computes them.
+
+        That is where it is rotary, unless angles depend on the longest text of a batch.
+        """
+        types = {parameters.get("rope_type") for parameters in self._rotations}
+        if types and "dynamic" not in types:
+            return math.inf
+        return min(self._positions.values())
+
     @cached_property
     def _positions(self) -> dict[str, float]:
         """Number of positions in the configuration and in tables of positions, by their names."""
@@ -353,14 +364,19 @@ class LoadedModel:
     @cached_property
     def length_boundaries(self) -> list[int]:
         """The lengths above which a text is rotated by other angles (``longrope``)."""
-        parameters = getattr(self.model.config, "rope_parameters", None) or {}
-        # One set of parameters for all layers, or one for each type of layers.
-        every = [parameters] if "rope_type" in parameters else filter(None, parameters.values())
         return [
-            each["original_max_position_embeddings"]
-            for each in every
-            if each.get("rope_type") == "longrope"
+            parameters["original_max_position_embeddings"]
+            for parameters in self._rotations
+            if parameters.get("rope_type") == "longrope"
         ]
+
+    @cached_property
+    def _rotations(self) -> list[dict]:
+        """Parameters of the rotation by position: of all layers, or of each type of layers."""
+        parameters = getattr(self.model.config, "rope_parameters", None) or {}
+        if "rope_type" in parameters:
+            return [parameters]
+        return [of_type for of_type in parameters.values() if of_type]
 
     @cached_property
     def pad_id(self) -> int:

@@ -156,7 +156,7 @@ def encoded(
     if most >= length:
         raise AnalysisError(
             f"{name} reads {length} tokens at once, and its tokenizer puts {most} around a text: "
-            "mend the length in its tokenizer_config.json"
+            "give a larger max_length, or mend the length in its tokenizer_config.json"
         )
     every = []
     for index, marks in enumerate(special):

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_book.figures.exploring import rows_of
-from analysis_book.papers import causes, cones, maruta, sentences, spikes
+from analysis_book.papers import causes, cones, long_texts, maruta, sentences, spikes
 from analysis_book.papers.fosse import directions, trials
 from analysis_book.papers.fosse.splits import splits
 from analysis_book.papers.geometry import headlines
@@ -272,6 +272,17 @@ def _verdicts(executed: Path, folder: Path, leave_out: str = "") -> None:
     rows = rows.drop_duplicates("id")
     rows[OF_VERDICTS].to_csv(folder / "verdicts.csv", index=False)
     shutil.rmtree(executed)
+
+
+def lengths() -> None:
+    """SmolLM2 on four articles of 16,384 tokens, twice its trained length (half an hour)."""
+    corpus = long_texts.longest_texts("wikipedia:paragraphs", 4)
+    tables, run = long_texts.measured(load_model("smollm2-135m"), corpus, 8192)
+    output = Output(emptied("lengths"), "record", ("smollm2-135m", corpus.name), "run.json")
+    save_tables(tables, output, run)
+    for name, table in tables.items():
+        for column in table.select_dtypes("float"):
+            shipping.in_single_precision("lengths", name, column)
 
 
 def reference_models() -> None:

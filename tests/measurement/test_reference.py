@@ -222,3 +222,52 @@ def test_real_models(name):
     items = [read[corpus.kind](item) for item in corpus.items]
     wanted = complete(reference.Reference(folder, items, max_length=512).tables())
     assert_agree(measure(model, corpus, progress=False), wanted, FLOAT64)
+
+
+def test_a_rotary_model_reads_more_than_it_was_trained_on(tiny_folder):
+    folder = tiny_folder("llama")
+    model = load_model(str(folder), dtype="float64")
+    assert model.max_length == 160
+    # Longer than 160 tokens, and than the 300 that are read.
+    texts = [*tiny.TEXTS, LONG[0], " ".join(LONG)]
+    lengths = [len(ids) for ids in model.tokenizer(texts)["input_ids"]]
+    assert any(160 < length <= 300 for length in lengths)
+    tables = measure(model, Corpus("long", texts), max_length=300, progress=False)
+    assert tables.report.tokens == sum(min(length, 300) for length in lengths)
+    assert tables.report.cut == sum(length > 300 for length in lengths)
+    naive = reference.Reference(folder, texts, max_length=300)
+    assert_agree(tables, complete(naive.tables()), FLOAT64)
+
+
+def test_any_model_reads_less(tiny_folder):
+    folder = tiny_folder("bert")
+    model = load_model(str(folder), dtype="float64")
+    settings = {"max_length": 12, "long_texts": "window"}
+    tables = measure(model, Corpus("mixed", MIXED), **settings, progress=False)
+    naive = reference.Reference(folder, MIXED, **settings)
+    assert_agree(tables, complete(naive.tables()), FLOAT64)
+    assert tables.run["settings"]["max_length"] == 12
+    assert tables.report.windowed
+    whole = measure(model, Corpus("mixed", MIXED), "anisotropy", progress=False)
+    assert "max_length" not in whole.run["settings"]
+    assert not whole["anisotropy"].equals(tables["anisotropy"])
+
+
+def test_positions_that_are_not_computed_are_refused(tiny_folder):
+    model = load_model(str(tiny_folder("bert")))
+    assert measure(model, MIXED, "anisotropy", max_length=160, progress=False).report.cut
+    with pytest.raises(AnalysisError, match=r"max_length is 161, and .* positions for 160 tokens"):
+        measure(model, MIXED, "anisotropy", max_length=161)
+    rotary = load_model(str(tiny_folder("llama")))
+    assert rotary.positions == np.inf
+    rotary.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
+    rotary = load_model(rotary.model, processor=rotary.tokenizer)
+    with pytest.raises(AnalysisError, match="positions for 160 tokens"):
+        measure(rotary, MIXED, "anisotropy", max_length=161)
+
+
+def test_the_length_of_a_sound_is_not_in_tokens(tiny_folder):
+    model = load_model(str(tiny_folder("whisper")))
+    sounds = Corpus("sounds", [Sound(np.zeros(16_000), 16_000)], kind="audio")
+    with pytest.raises(AnalysisError, match=r"max_length is 9 tokens, and .* reads sounds"):
+        measure(model, sounds, "anisotropy", max_length=9)

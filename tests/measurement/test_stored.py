@@ -57,7 +57,7 @@ def test_what_was_read_is_known_from_both_passes(minilm, corpus, passes):
     assert joined.layers["heads"].dropna().tolist() == [12] * 6
 
 
-@pytest.mark.parametrize("change", ["corpus", "setting", "parameter", "dtype", "unit"])
+@pytest.mark.parametrize("change", ["corpus", "setting", "length", "parameter", "dtype", "unit"])
 def test_another_corpus_setting_parameter_or_model_is_measured_anew(
     minilm, minilm64, corpus, passes, change
 ):
@@ -68,6 +68,8 @@ def test_another_corpus_setting_parameter_or_model_is_measured_anew(
             other = corpus.take(range(5))
         case "setting":
             settings = {"special_tokens": False}
+        case "length":
+            settings = {"max_length": 8}
         case "parameter":
             metric = metrics.Isotropy(["key"])
         case "dtype":

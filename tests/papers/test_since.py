@@ -339,3 +339,58 @@ def test_words_that_look_there_a_little_hold_small():
 
 def test_words_that_look_at_the_corner_fail():
     assert pictures(picture_with(0.5, 30.0)) == [FAILS, FAILS]
+
+
+# --- Beyond the trained length ---------------------------------------------------------------------
+
+
+def along(lost: dict, mass: dict, link: float = 1.0, before: float = 0.0) -> dict:
+    """Three texts of a model that was trained on 64 tokens, with five heads.
+
+    Args:
+        lost: by length, the separation that is lost by then, of 1, after rotation.
+        mass: by the end of a bin, the attention to the first token.
+        link: 1 where the heads that lose most separation lose most of their sink, -1 where least.
+        before: what is lost from 64 to 128 tokens before rotation.
+    """
+    clouds, sinks = [], []
+    for number, head in itertools.product(range(3), range(1, 6)):
+        # Texts differ a little, and in one of them two heads change places.
+        off = 0.001 * number
+        rank = {4: 5, 5: 4}.get(head, head) if number == 0 else head
+        at = {"text": f"text {number}", "layer": 1, "head": head}
+        for length, share in lost.items():
+            last = length == 128
+            # None in the median head, and on average.
+            after = share + (0.02 * (head - 3) + off) * last - off
+            for rotation, by_now in (("after", after), ("before", (before + off / 2) * last)):
+                row = {**at, "length": length, "rotation": rotation, "queries": 0.7, "keys": 0.5}
+                clouds.append({**row, "across": 0.6 - (1 - by_now)})
+        for end, of_queries in mass.items():
+            drop = (link * 0.02 * (rank - 3) + off) * (end == 128)
+            row = {**at, "positions": f"{end // 2 + 1}-{end}"}
+            sinks.append({**row, "mass": of_queries - drop})
+    sinks = pd.DataFrame(sinks).astype({"positions": "category"})
+    return {"clouds": pd.DataFrame(clouds), "sinks": sinks}
+
+
+def lengths(tables: dict) -> list[str]:
+    cells = 'tables["sinks"]', 'tables["clouds"]', "separations =", "def share_lost"
+    named = {"tables": tables, "trained": 64, "corpus": ["a", "b", "c"], "model": "planted"}
+    return verdicts_on_page("since/lengths", *cells, **named)
+
+
+def test_clouds_that_mix_beyond_training_and_take_the_sink_along():
+    lost, mass = {32: 0.0, 64: 0.0, 128: 0.3}, {32: 0.8, 64: 0.8, 128: 0.4}
+    assert lengths(along(lost, mass)) == 5 * [HOLDS]
+
+
+def test_a_little_lost_with_every_doubling_is_none_of_training():
+    lost, mass = {32: 0.5, 64: 0.55, 128: 0.57}, {32: 0.8, 64: 0.7, 128: 0.65}
+    assert lengths(along(lost, mass, link=-1)) == [SMALL, SMALL, SMALL, FAILS, FAILS]
+
+
+def test_what_is_lost_before_rotation_is_no_work_of_rotation():
+    lost, mass = {32: 0.0, 64: 0.0, 128: 0.3}, {32: 0.8, 64: 0.8, 128: 0.9}
+    found = lengths(along(lost, mass, before=0.5))
+    assert found == [HOLDS, FAILS, FAILS, FAILS, HOLDS]

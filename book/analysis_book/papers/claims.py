@@ -40,6 +40,7 @@ PAPERS = {
     "qiu": "Qiu et al. 2026",
     "fesser": "Fesser et al. 2026",
     "mao": "Mao et al. 2026",
+    "wertheimer": "Wertheimer et al. 2026",
     # Predictions of this book, written down before they were computed.
     "causes": "this book",
 }
