@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from analysis_lib.capture.grids import cells_of, grid_of_tokens
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.corpora import Captioned
@@ -48,11 +49,15 @@ def _batch(loaded: LoadedModel, item: Captioned, group: int, settings: Settings)
             f"{loaded.name} reads {loaded.max_length} tokens at once, and {item} has "
             f"{ids.shape[1]} tokens: shorten it"
         )
+    types = _types(loaded, reader, ids, item.text)
+    is_image = types == PAIR_TYPES.index("image")
+    grid = grid_of_tokens(inputs, is_image[0])
+    cells = None if grid is None else cells_of(is_image)
     # Until tables have types of their own for pairs.
-    types = _of_texts(_types(loaded, reader, ids, item.text))
+    types = _of_texts(types)
     mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
     common = {"groups": (group,), "special_tokens": settings.special_tokens}
-    tokens = Tokens(mask, types, ids=ids, **common)
+    tokens = Tokens(mask, types, ids=ids, cells=cells, grid=grid or (0, 0), **common)
     shifted = None
     if (read := inputs.get("decoder_input_ids")) is not None:
         types = loaded.token_types(read, _is_special(reader, read))

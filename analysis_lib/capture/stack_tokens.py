@@ -7,10 +7,12 @@ the last stage, and their further arguments are its height and width.
 
 from dataclasses import replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from analysis_lib.capture.grids import cells_of, grid_of_shape
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
@@ -59,6 +61,8 @@ def stack_tokens(
     if loaded.kind in MEDIA:
         if rule == "frames":
             tokens.silent = _padded_frames(batch, tokens)
+        elif rule == "patches":
+            _place(batch, tokens, len(leading[rule]))
         return tokens
     for name, mask in batch.inputs.items():
         if rule in ("patches", "frames") and "mask" in name and not mask.all():
@@ -71,6 +75,16 @@ def stack_tokens(
     if rule in ("windows", "frames") and batch.steps is not None:
         tokens.silent = batch.steps.padding(count, batch.lengths)
     return tokens
+
+
+def _place(batch: Batch, tokens: Tokens, leading: int) -> None:
+    """Set where the patches of one image lie, if they follow one another row by row."""
+    grid = grid_of_shape(batch.inputs, tokens.mask.shape[1] - leading)
+    if grid is not None and len(tokens.mask) == 1:
+        is_image = torch.ones_like(tokens.mask)
+        is_image[:, :leading] = False
+        tokens.cells = cells_of(is_image)
+        tokens.grid = grid
 
 
 def _padded_frames(batch: Batch, tokens: Tokens) -> Tensor | None:
@@ -94,7 +108,7 @@ def _with_image(text: Tokens, rule: str, count: int) -> Tokens:
     sides = (more, 0) if rule == "before" else (0, more)
     types = functional.pad(text.types, sides, value=TOKEN_TYPES.index("other"))
     mask = functional.pad(text.mask, sides, value=True)
-    return replace(text, mask=mask, types=types, ids=None)
+    return replace(text, mask=mask, types=types, ids=None, cells=None)
 
 
 def class_tokens(hidden: Tensor, args: tuple) -> int:

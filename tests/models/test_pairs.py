@@ -21,10 +21,16 @@ from scipy import signal
 from torch import Tensor, nn
 
 from analysis_lib import load_corpus, load_model, measure
+from analysis_lib.capture.batching import batches
+from analysis_lib.capture.inputs import Reading, Settings
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.calls import first_of_call
 from analysis_lib.models.pairs import pair_kinds
 
-TYPES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+TYPES = (
+    *("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paligemma", "gemma3", "idefics3", "internvl"),
+    *("llava_next", "llava_onevision", "blip-2", "florence2", "git", "clip", "qwen2_audio"),
+)
 TEXTS = ("a cat, and a dog.", "One tree", "The owl sees, and waits.")
 TOLERANCE = 1e-8
 
@@ -309,3 +315,69 @@ def test_contributions(model_type):
             np.testing.assert_allclose(
                 of_head["contribution"], wanted, atol=TOLERANCE * abs(wanted).max()
             )
+
+
+# --- Where the tokens of an image lie -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl"])
+def test_the_attention_that_a_part_of_an_image_receives(model_type):
+    model = loaded(model_type)
+    corpus = load_corpus(rows(model.kind)[1:2])
+    table = measure(model, corpus, "attention_in_image", progress=False)["attention_in_image"]
+    [given] = prepared(model)[1:2]
+    is_image = np.isin(given["input_ids"][0].numpy(), model.processor.medium_ids)
+    stack = next(stack for stack in model.layout.stacks if stack.tokens == "text")
+    layers = measure(model, corpus, "anisotropy", progress=False).layers
+    of_stack = layers[layers["stack"] == stack.name]
+    for row in of_stack.iloc[1:].itertuples():
+        block = model.model.get_submodule(row.part)
+        path = model.paths[block.get_submodule(stack.attention.module)]
+        weights = reference(model_type)[1].attended[path][0].weights.mean(0)
+        queries = {"all": np.ones(len(is_image), bool), "text": ~is_image}
+        for name, counted in queries.items():
+            # Of causal attention, each query sees the keys up to itself.
+            seen = np.tril(np.ones_like(weights)) * counted[:, None]
+            wanted = (weights * seen).sum(0) / np.maximum(seen.sum(0), 1)
+            even = (seen / np.arange(1, len(seen) + 1)[:, None]).sum(0)
+            even = even / np.maximum(seen.sum(0), 1)
+            of_layer = table[(table["layer"] == row.layer) & (table["queries"] == name)]
+            np.testing.assert_allclose(of_layer["received"], wanted[is_image], atol=TOLERANCE)
+            np.testing.assert_allclose(of_layer["even"], even[is_image], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl", "qwen2_5_vl", "gemma3", "paligemma"])
+def test_a_part_of_an_image_lies_where_its_cell_says(model_type):
+    """Without attention in the tower, a change of some pixels changes the token of their cell."""
+    model, processor = composite.build(model_type)
+    model = load_model(model, processor=processor).reading("image+text")
+    tower, language = model.stacks.items()
+    with torch.no_grad():
+        for block in tower[1]:
+            attention = block.get_submodule(tower[0].attention.module)
+            *_, last = (part for part in attention.modules() if isinstance(part, nn.Linear))
+            last.weight.zero_()
+            last.bias.zero_()
+    plain = np.zeros((64, 64, 3), np.uint8)
+
+    def first_vectors(pixels: np.ndarray) -> tuple[Tensor, tuple[int, int], Tensor]:
+        pair = load_corpus([{"image": pixels, "text": "one"}])
+        [batch] = batches(model, pair.items, [0], Settings(), Reading())
+        read = []
+        hook = language[1][0].register_forward_pre_hook(
+            lambda _, args, kwargs: read.append(first_of_call(args, kwargs)), with_kwargs=True
+        )
+        with torch.no_grad():
+            model.model(**batch.inputs)
+        hook.remove()
+        return read[0][0], batch.tokens.grid, batch.tokens.cells[0]
+
+    before, (rows, columns), cells = first_vectors(plain)
+    assert rows * columns == (cells >= 0).sum()
+    for row, column in ((0, 0), (0, columns - 1), (rows - 1, 0), (rows // 2, 0)):
+        changed = plain.copy()
+        top, left = 64 * row // rows, 64 * column // columns
+        changed[top + 4 : top + 64 // rows - 4, left + 4 : left + 64 // columns - 4] = 255
+        after, *_ = first_vectors(changed)
+        difference = (after - before).norm(dim=-1)
+        assert cells[difference.argmax()] == row * columns + column
