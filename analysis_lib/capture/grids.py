@@ -26,20 +26,34 @@ def grid_of_tokens(
     or by a token that ends each row; or by the shape of the image.
     """
     count = int(is_image.sum())
-    counts = next((inputs[name] for name in PATCH_COUNTS if name in inputs), None)
-    if counts is not None and len(counts) == 1:
-        frames, rows, columns = counts[0].tolist()
-        merged = frames * rows * columns / max(count, 1)
-        side = math.isqrt(round(merged))
-        fits = side * side == merged and rows % side == columns % side == 0
-        return (rows // side, columns // side) if fits else None
-    lengths = [len([*run]) for image, run in itertools.groupby(is_image.tolist()) if image]
-    between = int(is_image.nonzero()[-1] - is_image.nonzero()[0]) + 1 - count if count else 0
-    if len(lengths) > 1:
-        # One token between two rows.
-        is_even = len({*lengths}) == 1 and between == len(lengths) - 1
-        return (len(lengths), lengths[0]) if is_even else None
-    return grid_of_shape(inputs, count)
+    for name in PATCH_COUNTS:
+        if name in inputs:
+            return _merged(inputs[name], count)
+    positions = is_image.nonzero().flatten().tolist()
+    runs = [len([*run]) for image, run in itertools.groupby(is_image.tolist()) if image]
+    if len(runs) == 1:
+        return grid_of_shape(inputs, count)
+    if not runs or len({*runs}) > 1:
+        return None
+    # One token ends each row but the last.
+    between = positions[-1] - positions[0] + 1 - count
+    is_even = between == len(runs) - 1
+    return (len(runs), runs[0]) if is_even else None
+
+
+def _merged(counts: Int[Tensor, "image 3"], count: int) -> tuple[int, int] | None:
+    """The rows and columns of ``count`` tokens, into each of which a square of patches is merged.
+
+    Args:
+        counts: the numbers of frames, rows and columns of patches of each image.
+    """
+    if len(counts) != 1 or not count:
+        return None
+    frames, rows, columns = counts[0].tolist()
+    side = math.isqrt(frames * rows * columns // count)
+    if not side or rows * columns * frames != count * side * side:
+        return None
+    return rows // side, columns // side
 
 
 def grid_of_shape(inputs: Mapping[str, object], count: int) -> tuple[int, int] | None:
@@ -48,7 +62,9 @@ def grid_of_shape(inputs: Mapping[str, object], count: int) -> tuple[int, int] |
     if not isinstance(pixels, Tensor) or pixels.dim() != 4 or len(pixels) != 1:
         return None
     height, width = pixels.shape[-2:]
-    rows = math.isqrt(count * height // width) if width else 0
-    if not rows or count % rows or rows * width != (count // rows) * height:
+    rows = math.isqrt(count * height // width)
+    if not rows:
         return None
-    return rows, count // rows
+    columns = count // rows
+    is_shape = rows * columns == count and rows * width == columns * height
+    return (rows, columns) if is_shape else None

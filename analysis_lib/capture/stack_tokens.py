@@ -96,8 +96,11 @@ def _padded_frames(batch: Batch, tokens: Tokens) -> Tensor | None:
     for name, mask in batch.inputs.items():
         if "mask" not in name or name == "attention_mask" or not isinstance(mask, Tensor):
             continue
-        if mask.dim() == 2 and len(mask) == sequences and mask.shape[1] % count == 0:
-            padded = ~mask[:, :: mask.shape[1] // count].bool()
+        if mask.dim() != 2 or len(mask) != sequences:
+            continue
+        merged, rest = divmod(mask.shape[1], count)
+        if not rest:
+            padded = ~mask[:, ::merged].bool()
             return padded if padded.any() else None
     return None
 

@@ -71,14 +71,14 @@ class AttentionInImage(Metric):
             rows, columns = map(int, grid.split("x"))
             count = rows * columns
             images = sums["images", grid][:, None, None]
-            place = np.arange(count)
+            cell = np.arange(count)
             shape = (len(images), len(QUERIES), count)
             of_grid = {
-                "cell": place,
+                "cell": cell,
                 "rows": np.full(shape, rows),
                 "columns": np.full(shape, columns),
-                "row": np.broadcast_to(place // columns, shape),
-                "column": np.broadcast_to(place % columns, shape),
+                "row": np.broadcast_to(cell // columns, shape),
+                "column": np.broadcast_to(cell % columns, shape),
                 "received": means_of(sums["received", grid], images),
                 "even": means_of(sums["even", grid], images),
                 "images": np.broadcast_to(images, shape).astype(int),
