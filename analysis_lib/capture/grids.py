@@ -37,8 +37,9 @@ def grid_of_tokens(
         return None
     # One token ends each row but the last.
     between = positions[-1] - positions[0] + 1 - count
-    is_even = between == len(runs) - 1
-    return (len(runs), runs[0]) if is_even else None
+    if between != len(runs) - 1:
+        return None
+    return len(runs), runs[0]
 
 
 def _merged(counts: Int[Tensor, "image 3"], count: int) -> tuple[int, int] | None:

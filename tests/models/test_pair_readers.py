@@ -1,0 +1,132 @@
+"""How pairs are given to a processor, which tokens they become, and what is refused."""
+
+import composite
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from analysis_lib import AnalysisError, load_corpus, load_model, measure
+from analysis_lib.capture.batching import batches
+from analysis_lib.capture.inputs import Reading, Settings
+from analysis_lib.corpora import Corpus
+from analysis_lib.models import LoadedModel
+from analysis_lib.models.pair_tokens import pair_types
+from analysis_lib.models.pairs import PAIR_TYPES
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message.role }}]"
+    "{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+def picture() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
+
+
+def pairs(*texts: str):
+    return load_corpus([{"image": picture(), "text": text} for text in texts])
+
+
+def live(model_type: str = "llava", template: str | None = None) -> LoadedModel:
+    model, processor = composite.build(model_type)
+    if template:
+        processor.chat_template = template
+    return load_model(model, processor=processor)
+
+
+def test_a_model_reads_texts_until_it_is_given_pairs():
+    model = live()
+    assert model.kind == "text"
+    assert model.reading("text") is model
+    of_pairs = model.reading("image+text")
+    assert of_pairs.kind == "image+text"
+    assert model.reading("image+text") is of_pairs
+    assert [stack.name for stack in of_pairs.layout.stacks] == ["vision_tower", "language_model"]
+    assert len(measure(model, ["One tree.", "an owl"], "anisotropy", progress=False)) == 1
+    tables = measure(model, pairs("One tree.", "an owl"), "anisotropy", progress=False)
+    assert tables.run["kind"] == "image+text"
+
+
+def test_a_chat_template_is_rendered_as_transformers_documents_it():
+    model = live(template=TEMPLATE).reading("image+text")
+    assert model.processor.placeholder is None
+    [batch] = batches(model, pairs("One tree").items, [0], Settings(), Reading())
+    content = [{"type": "image", "image": picture()}, {"type": "text", "text": "One tree"}]
+    documented = model.processor.processor.apply_chat_template(
+        [{"role": "user", "content": content}],
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
+    for name, values in documented.items():
+        assert torch.equal(batch.inputs[name], values)
+    # The template has put the first token there; it is not doubled.
+    assert batch.inputs["input_ids"][0, :2].tolist().count(model.tokenizer.bos_token_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("model_type", "wanted"),
+    [
+        ("llava", ["cls", *["image"] * 16, "other", "punct"]),
+        ("gemma3", ["cls", *["image_special"] * 3, *["image"] * 4, *["image_special"] * 3]),
+        ("internvl", ["cls", "image_special", "image"]),
+    ],
+)
+def test_the_types_of_tokens(model_type, wanted):
+    model = live(model_type).reading("image+text")
+    [batch] = batches(model, pairs("a,").items, [0], Settings(), Reading())
+    types = pair_types(model, batch.inputs["input_ids"], "a,")[0]
+    names = [PAIR_TYPES[index] for index in types]
+    assert names[: len(wanted)] == wanted
+    if model_type == "llava":
+        assert len(names) == len(wanted)
+    assert names[-1] == "punct"
+
+
+def test_a_folder_is_measured_like_the_model_it_was_saved_from(tmp_path):
+    folder = composite.save(tmp_path / "model", "qwen2_vl")
+    model, processor = composite.build("qwen2_vl")
+    corpus = pairs("One tree.", "an owl")
+    ours = measure(str(folder), corpus, "anisotropy,attention_entropy", progress=False)
+    live = measure(
+        model, corpus, "anisotropy,attention_entropy", processor=processor, progress=False
+    )
+    for name in ours:
+        pd.testing.assert_frame_equal(ours[name], live[name], rtol=1e-5, atol=1e-5)
+    alone = measure(str(folder), corpus, "anisotropy", progress=False)
+    by_two = measure(str(folder), corpus, "anisotropy", workers=2, progress=False)
+    assert by_two["anisotropy"].equals(alone["anisotropy"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a " * 2000, "shorten it"), ("an <image> of an owl", "cannot read it")],
+)
+def test_a_pair_that_cannot_be_read_is_one_line(text, words):
+    with pytest.raises(AnalysisError, match=words) as raised:
+        measure(live(), pairs(text), "anisotropy", progress=False)
+    assert "\n" not in str(raised.value)
+    assert "LlavaModel" in str(raised.value)
+
+
+def test_a_template_that_raises_is_one_line():
+    template = TEMPLATE.replace("{{ bos_token }}", "{{ raise_exception('no system') }}")
+    model = live(template=template)
+    # A placeholder does not stand in for the documented template.
+    with pytest.raises(AnalysisError, match="no system") as raised:
+        measure(model, pairs("One tree"), "anisotropy", progress=False)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_model_does_not_read_is_one_line():
+    model = live()
+    image = Corpus("pictures", [pairs("x").items[0].media], kind="image")
+    with pytest.raises(AnalysisError, match="holds images: give texts"):
+        measure(model, image, progress=False)
+    sounds = load_corpus([{"audio": (np.zeros(1600, np.float32), 16000), "text": "x"}])
+    with pytest.raises(AnalysisError, match="reads no audios with texts"):
+        measure(model, sounds, progress=False)
