@@ -57,10 +57,12 @@ def _merged(counts: Int[Tensor, "image 3"], count: int) -> tuple[int, int] | Non
     return rows // side, columns // side
 
 
-def grid_of_shape(inputs: Mapping[str, object], count: int) -> tuple[int, int] | None:
-    """The rows and columns of ``count`` tokens of an image, by its height and width."""
+def grid_of_shape(
+    inputs: Mapping[str, object], count: int, images: int = 1
+) -> tuple[int, int] | None:
+    """The rows and columns of ``count`` tokens of each image, by its height and width."""
     pixels = inputs.get("pixel_values")
-    if not isinstance(pixels, Tensor) or pixels.dim() != 4 or len(pixels) != 1:
+    if not isinstance(pixels, Tensor) or pixels.dim() != 4 or len(pixels) != images:
         return None
     height, width = pixels.shape[-2:]
     rows = math.isqrt(count * height // width)

@@ -58,11 +58,11 @@ def stack_tokens(
     if rule == "blocks" and args[1] is not None:
         # The number of blocks of MANTa's encoder depends on the text: the attention mask holds it.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)
+    if rule == "patches":
+        _place(batch, tokens, len(leading[rule]))
     if loaded.kind in MEDIA:
         if rule == "frames":
             tokens.silent = _padded_frames(batch, tokens)
-        elif rule == "patches":
-            _place(batch, tokens, len(leading[rule]))
         return tokens
     for name, mask in batch.inputs.items():
         if rule in ("patches", "frames") and "mask" in name and not mask.all():
@@ -78,9 +78,10 @@ def stack_tokens(
 
 
 def _place(batch: Batch, tokens: Tokens, leading: int) -> None:
-    """Set where the patches of one image lie, if they follow one another row by row."""
-    grid = grid_of_shape(batch.inputs, tokens.mask.shape[1] - leading)
-    if grid is not None and len(tokens.mask) == 1:
+    """Set where the patches of images lie, if each is one sequence, row by row."""
+    images, count = tokens.mask.shape
+    grid = grid_of_shape(batch.inputs, count - leading, images)
+    if grid is not None:
         is_image = torch.ones_like(tokens.mask)
         is_image[:, :leading] = False
         tokens.cells = cells_of(is_image)

@@ -24,6 +24,7 @@ class AttentionInImage(Metric):
     """
 
     name = "attention_in_image"
+    columns = ("received", "even", "images")
     needs = frozenset({BLOCKS})
     axes = ("queries", "cell")
     interval = "received"

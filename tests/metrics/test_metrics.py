@@ -393,8 +393,9 @@ def model() -> LoadedModel:
 
 
 # Predicting tokens takes a model that does; what an intervention changes takes one; the similarity
-# of two models takes both.
+# of two models takes both; a map of an image takes one.
 OTHERS = ("next_token_loss", "masked_token_loss", "output_change", "representation_similarity")
+OTHERS += ("attention_in_image",)
 OF_ANY_MODEL = [name for name in metrics.METRICS if name not in OTHERS]
 
 
