@@ -168,8 +168,7 @@ def _parts_on_interface(loaded: LoadedModel) -> list[PreTrainedModel]:
             # The innermost comes last.
             if isinstance(module, PreTrainedModel) and path.startswith(f"{above}."):
                 part = module
-        calls_interface = not spec.hooked and not spec.own
-        by_part.setdefault(part, set()).add(calls_interface)
+        by_part.setdefault(part, set()).add(not spec.hooked and not spec.own)
     on_interface = [part for part, calls in by_part.items() if True in calls]
     if len(on_interface) < len(by_part):
         return on_interface

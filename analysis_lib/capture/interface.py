@@ -132,32 +132,25 @@ class InterfaceAttention:
         """
         layer = self.layer
         number = layer.activations.layer
-        sites = (*SIDES, *SIDES.values(), "weights")
-        if any((site, number) in layer.changes for site in sites):
+        if any((site, number) in layer.changes for site in (*SIDES, *SIDES.values(), "weights")):
             raise AnalysisError(
                 f"the attention of layer {number} is computed in windows of an image, which no "
                 "intervention changes: name other layers or another site"
             )
         self.windows.append((query, key, value))
-        parts = zip(*self.windows, strict=True)
-        queries, keys, values = (torch.cat(part, 2) for part in parts)
+        queries, keys, values = (torch.cat(part, 2) for part in zip(*self.windows, strict=True))
         if queries.shape[2] < layer.activations.tokens.mask.shape[1]:
             bias, scaling, *_ = given
             return _fused(query, key, value, bias, scaling)
-        device = query.device
-        sizes = [window.shape[2] for window, *_ in self.windows]
-        sizes = torch.tensor(sizes, device=device)
+        sizes = torch.tensor([window.shape[2] for window, *_ in self.windows], device=query.device)
         self.windows = []
-        numbers = torch.arange(len(sizes), device=device)
-        numbers = numbers.repeat_interleave(sizes)
+        numbers = torch.arange(len(sizes), device=query.device).repeat_interleave(sizes)
 
         def rows(some: slice) -> Tensor:
-            is_same = numbers[some, None] == numbers
-            return is_same[None, None]
+            return (numbers[some, None] == numbers)[None, None]
 
-        count = len(numbers)
-        shape = 1, 1, count, count
-        mask = masks.made(shape, device, rows)
+        shape = 1, 1, len(numbers), len(numbers)
+        mask = masks.made(shape, query.device, rows)
         output = self._captured(module, queries, keys, values, mask, *given)
         return output[:, :, -query.shape[2] :]
 

@@ -7,12 +7,10 @@ the last stage, and their further arguments are its height and width.
 
 from dataclasses import replace
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from analysis_lib.capture.grids import cells_of, grid_of_shape
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
@@ -58,8 +56,6 @@ def stack_tokens(
     if rule == "blocks" and args[1] is not None:
         # The number of blocks of MANTa's encoder depends on the text: the attention mask holds it.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)
-    if rule == "patches":
-        _place(batch, tokens, len(leading[rule]))
     if loaded.kind in MEDIA:
         if rule == "frames":
             tokens.silent = _padded_frames(batch, tokens)
@@ -77,17 +73,6 @@ def stack_tokens(
     return tokens
 
 
-def _place(batch: Batch, tokens: Tokens, leading: int) -> None:
-    """Set where the patches of images lie, if each is one sequence, row by row."""
-    images, count = tokens.mask.shape
-    grid = grid_of_shape(batch.inputs, count - leading, images)
-    if grid is not None:
-        is_image = torch.ones_like(tokens.mask)
-        is_image[:, :leading] = False
-        tokens.cells = cells_of(is_image)
-        tokens.grid = grid
-
-
 def _padded_frames(batch: Batch, tokens: Tokens) -> Tensor | None:
     """True at the vectors of a sound that stand for padding, as its processor says; None if none.
 
@@ -97,11 +82,8 @@ def _padded_frames(batch: Batch, tokens: Tokens) -> Tensor | None:
     for name, mask in batch.inputs.items():
         if "mask" not in name or name == "attention_mask" or not isinstance(mask, Tensor):
             continue
-        if mask.dim() != 2 or len(mask) != sequences:
-            continue
-        merged, rest = divmod(mask.shape[1], count)
-        if not rest:
-            padded = ~mask[:, ::merged].bool()
+        if mask.dim() == 2 and len(mask) == sequences and mask.shape[1] % count == 0:
+            padded = ~mask[:, :: mask.shape[1] // count].bool()
             return padded if padded.any() else None
     return None
 
@@ -112,7 +94,7 @@ def _with_image(text: Tokens, rule: str, count: int) -> Tokens:
     sides = (more, 0) if rule == "before" else (0, more)
     types = functional.pad(text.types, sides, value=TOKEN_TYPES.index("other"))
     mask = functional.pad(text.mask, sides, value=True)
-    return replace(text, mask=mask, types=types, ids=None, cells=None)
+    return replace(text, mask=mask, types=types, ids=None)
 
 
 def class_tokens(hidden: Tensor, args: tuple) -> int:

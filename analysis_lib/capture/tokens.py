@@ -94,9 +94,6 @@ class Tokens:
             :meth:`shorter_than`.
         ids: what the model reads of each token, of a word of characters those of its characters;
             None for tokens that have none, such as patches; meaningless at padding.
-        cells: the number of each token in its image, row by row from 0, and -1 at other tokens;
-            None if the rows and columns are not known.
-        grid: the number of rows and columns of the image.
     """
 
     mask: Bool[Tensor, "utterance token"]
@@ -106,8 +103,6 @@ class Tokens:
     silent: Bool[Tensor, "utterance token"] | None = None
     long: Bool[Tensor, "utterance token"] | None = None
     ids: Int[Tensor, "utterance token *character"] | None = None
-    cells: Int[Tensor, "utterance token"] | None = None
-    grid: tuple[int, int] = (0, 0)
     _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
     _results: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -117,7 +112,7 @@ class Tokens:
             return self
         if device not in self._elsewhere:
             parts = {}
-            for name in ("mask", "types", "silent", "long", "ids", "cells"):
+            for name in ("mask", "types", "silent", "long", "ids"):
                 part = getattr(self, name)
                 if part is not None:
                     parts[name] = part.to(device)
@@ -313,18 +308,8 @@ class Tokens:
         part = slice(utterances), slice(tokens)
         silent = None if self.silent is None else self.silent[part]
         ids = None if self.ids is None else self.ids[part]
-        cells = None if self.cells is None else self.cells[part]
         mask, types = self.mask[part], self.types[part]
-        return Tokens(
-            mask,
-            types,
-            self.groups[:utterances],
-            self.special_tokens,
-            silent,
-            ids=ids,
-            cells=cells,
-            grid=self.grid,
-        )
+        return Tokens(mask, types, self.groups[:utterances], self.special_tokens, silent, ids=ids)
 
 
 def unpadded(

@@ -45,9 +45,7 @@ def load_corpus(
             (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
 
             Or texts or pairs of texts: a list, a Series, or with ``column`` a table of pandas,
-            polars, Arrow or ``datasets``, a dictionary of columns, or rows as dictionaries, such as
-            ``{"image": ..., "text": ...}`` with a path, an image of Pillow or an array, or
-            ``{"audio": ..., "text": ...}`` with a path, a sound, or samples and their rate. A
+            polars, Arrow or ``datasets``, a dictionary of columns, or rows as dictionaries. A
             stream of texts or rows is read once, into a file that is deleted with the corpus.
         column: the column of texts in a table in memory; two make pairs.
         units: the column of a table, in a file or in memory, with the unit of each text: units are

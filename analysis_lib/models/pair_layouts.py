@@ -146,13 +146,12 @@ def _stack(
     each = tuple(attentions[0] if attentions else None for attentions in own)
     counts = Counter(attention for attention in each if attention)
     most_common = counts.most_common(1)[0][0] if counts else None
-    different = each if len({*each}) > 1 else ()
     stack = Stack(
         pattern,
         most_common,
         _label(pattern, patterns),
         tokens,
-        each=different,
+        each=each if len({*each}) > 1 else (),
     )
     ran = {trace.names[block] for block in blocks}
     unused = [path for path in trace.names.values() if stack.holds(path) and path not in ran]
@@ -178,7 +177,7 @@ def _tokens(trace: Trace, block: nn.Module, reader: PairReader, is_decoder: bool
         changed[0, index] = other
         read = traced(trace.model, {**trace.inputs, name: changed}).read(block)
         where = (read != plain).any(-1)[0].nonzero().flatten().tolist()
-        offsets |= {position - index for position in where}
+        offsets |= {place - index for place in where}
     count = plain.shape[1] - ids.shape[1]
     if count == 0 and 0 in offsets:
         return "shifted" if is_decoder else "text"

@@ -19,9 +19,8 @@ PAGE = Path(__file__).parents[2] / "book" / "notation.md"
 TEXT = tiny.TEXTS[4]
 ROTARY = ("rotary_pairs", "qk_alignment_unrotated")
 # Predicting tokens takes a model that does; what an intervention changes takes one; what is before
-# rotation, one that rotates; the similarity of two models, both; a map of an image takes one.
+# rotation, one that rotates; the similarity of two models, both.
 OTHERS = ("next_token_loss", "masked_token_loss", "output_change", "representation_similarity")
-OTHERS += ("attention_in_image",)
 OF_ANY_MODEL = [name for name in metrics.METRICS if name not in (*OTHERS, *ROTARY)]
 
 

@@ -393,9 +393,8 @@ def model() -> LoadedModel:
 
 
 # Predicting tokens takes a model that does; what an intervention changes takes one; the similarity
-# of two models takes both; a map of an image takes one.
+# of two models takes both.
 OTHERS = ("next_token_loss", "masked_token_loss", "output_change", "representation_similarity")
-OTHERS += ("attention_in_image",)
 OF_ANY_MODEL = [name for name in metrics.METRICS if name not in OTHERS]
 
 

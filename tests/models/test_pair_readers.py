@@ -12,8 +12,6 @@ from analysis_lib.capture.batching import batches
 from analysis_lib.capture.inputs import Reading, Settings
 from analysis_lib.corpora import Corpus
 from analysis_lib.models import LoadedModel
-from analysis_lib.models.pair_tokens import pair_types
-from analysis_lib.models.pairs import PAIR_TYPES
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message.role }}]"
@@ -66,25 +64,6 @@ def test_a_chat_template_is_rendered_as_transformers_documents_it():
         assert torch.equal(batch.inputs[name], values)
     # The template has put the first token there; it is not doubled.
     assert batch.inputs["input_ids"][0, :2].tolist().count(model.tokenizer.bos_token_id) == 1
-
-
-@pytest.mark.parametrize(
-    ("model_type", "wanted"),
-    [
-        ("llava", ["cls", *["image"] * 16, "other", "punct"]),
-        ("gemma3", ["cls", *["image_special"] * 3, *["image"] * 4, *["image_special"] * 3]),
-        ("internvl", ["cls", "image_special", "image"]),
-    ],
-)
-def test_the_types_of_tokens(model_type, wanted):
-    model = live(model_type).reading("image+text")
-    [batch] = batches(model, pairs("a,").items, [0], Settings(), Reading())
-    types = pair_types(model, batch.inputs["input_ids"], "a,")[0]
-    names = [PAIR_TYPES[index] for index in types]
-    assert names[: len(wanted)] == wanted
-    if model_type == "llava":
-        assert len(names) == len(wanted)
-    assert names[-1] == "punct"
 
 
 def test_a_folder_is_measured_like_the_model_it_was_saved_from(tmp_path):
