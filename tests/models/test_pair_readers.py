@@ -6,12 +6,14 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.capture.batching import batches
 from analysis_lib.capture.inputs import Reading, Settings
 from analysis_lib.corpora import Corpus
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.calls import first_of_call
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message.role }}]"
@@ -109,3 +111,55 @@ def test_what_a_model_does_not_read_is_one_line():
     sounds = load_corpus([{"audio": (np.zeros(1600, np.float32), 16000), "text": "x"}])
     with pytest.raises(AnalysisError, match="reads no audios with texts"):
         measure(model, sounds, progress=False)
+
+
+# --- Where the tokens of an image lie -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rows", "columns"),
+    [
+        ("llava", 4, 4),
+        ("paligemma", 4, 4),
+        ("gemma3", 2, 2),
+        ("qwen2_vl", 4, 2),
+        ("qwen2_5_vl", 4, 2),
+        ("qwen3_vl", 4, 2),
+    ],
+)
+def test_the_tokens_of_an_image_follow_one_another_row_by_row(model_type, rows, columns):
+    """Without attention in the tower, a change of some pixels changes the token of their cell."""
+    model, processor = composite.build(model_type)
+    model = load_model(model, processor=processor).reading("image+text")
+    tower, language = model.stacks.items()
+    with torch.no_grad():
+        for block in tower[1]:
+            attention = block.get_submodule(tower[0].attention.module)
+            *_, last = (part for part in attention.modules() if isinstance(part, nn.Linear))
+            last.weight.zero_()
+            last.bias.zero_()
+    height, width = 64, 32 if columns < rows else 64
+    plain = np.zeros((height, width, 3), np.uint8)
+
+    def of_image(pixels: np.ndarray) -> Tensor:
+        """The first vectors of the tokens of an image."""
+        pair = load_corpus([{"image": pixels, "text": "one"}])
+        [batch] = batches(model, pair.items, [0], Settings(), Reading())
+        read = []
+        hook = language[1][0].register_forward_pre_hook(
+            lambda _, args, kwargs: read.append(first_of_call(args, kwargs)), with_kwargs=True
+        )
+        with torch.no_grad():
+            model.model(**batch.inputs)
+        hook.remove()
+        ids = torch.tensor(model.processor.medium_ids)
+        return read[0][0][torch.isin(batch.inputs["input_ids"][0], ids)]
+
+    before = of_image(plain)
+    assert len(before) == rows * columns
+    for row, column in ((0, 0), (0, columns - 1), (rows - 1, 0), (rows // 2, 0)):
+        changed = plain.copy()
+        top, left = height * row // rows, width * column // columns
+        changed[top + 4 : top + height // rows - 4, left + 4 : left + width // columns - 4] = 255
+        difference = (of_image(changed) - before).norm(dim=-1)
+        assert difference.argmax() == row * columns + column

@@ -21,10 +21,7 @@ from scipy import signal
 from torch import Tensor, nn
 
 from analysis_lib import load_corpus, load_model, measure
-from analysis_lib.capture.batching import batches
-from analysis_lib.capture.inputs import Reading, Settings
 from analysis_lib.models import LoadedModel
-from analysis_lib.models.calls import first_of_call
 from analysis_lib.models.pairs import pair_kinds
 
 TYPES = (
@@ -315,55 +312,3 @@ def test_contributions(model_type):
             np.testing.assert_allclose(
                 of_head["contribution"], wanted, atol=TOLERANCE * abs(wanted).max()
             )
-
-
-# --- Where the tokens of an image lie -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model_type", "rows", "columns"),
-    [
-        ("llava", 4, 4),
-        ("paligemma", 4, 4),
-        ("gemma3", 2, 2),
-        ("qwen2_vl", 4, 2),
-        ("qwen2_5_vl", 4, 2),
-        ("qwen3_vl", 4, 2),
-    ],
-)
-def test_the_tokens_of_an_image_follow_one_another_row_by_row(model_type, rows, columns):
-    """Without attention in the tower, a change of some pixels changes the token of their cell."""
-    model, processor = composite.build(model_type)
-    model = load_model(model, processor=processor).reading("image+text")
-    tower, language = model.stacks.items()
-    with torch.no_grad():
-        for block in tower[1]:
-            attention = block.get_submodule(tower[0].attention.module)
-            *_, last = (part for part in attention.modules() if isinstance(part, nn.Linear))
-            last.weight.zero_()
-            last.bias.zero_()
-    height, width = 64, 32 if columns < rows else 64
-    plain = np.zeros((height, width, 3), np.uint8)
-
-    def of_image(pixels: np.ndarray) -> Tensor:
-        """The first vectors of the tokens of an image."""
-        pair = load_corpus([{"image": pixels, "text": "one"}])
-        [batch] = batches(model, pair.items, [0], Settings(), Reading())
-        read = []
-        hook = language[1][0].register_forward_pre_hook(
-            lambda _, args, kwargs: read.append(first_of_call(args, kwargs)), with_kwargs=True
-        )
-        with torch.no_grad():
-            model.model(**batch.inputs)
-        hook.remove()
-        ids = torch.tensor(model.processor.medium_ids)
-        return read[0][0][torch.isin(batch.inputs["input_ids"][0], ids)]
-
-    before = of_image(plain)
-    assert len(before) == rows * columns
-    for row, column in ((0, 0), (0, columns - 1), (rows - 1, 0), (rows // 2, 0)):
-        changed = plain.copy()
-        top, left = height * row // rows, width * column // columns
-        changed[top + 4 : top + height // rows - 4, left + 4 : left + width // columns - 4] = 255
-        difference = (of_image(changed) - before).norm(dim=-1)
-        assert difference.argmax() == row * columns + column
