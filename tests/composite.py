@@ -181,7 +181,7 @@ def tokenizer(*sources: str) -> transformers.PreTrainedTokenizerFast:
         special |= dict.fromkeys(_SPECIAL.findall(source))
         for name in _NAMED.findall(source):
             if name not in _USUAL and f"{name}_token.content" not in source:
-                token = re.search(rf'{name}_token(?:: str)? = "([^"]+)"', source)
+                token = re.search(rf'{name}_token(?:: str)? ?= ?"([^"]+)"', source)
                 named[f"{name}_token"] = token[1] if token else f"<{name}>"
     special |= dict.fromkeys(named.values())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

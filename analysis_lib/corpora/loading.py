@@ -32,7 +32,10 @@ def load_corpus(
             (``reviews.csv:text:label``), of pairs (``pairs.csv:sentence1,sentence2:label``), or a
             split of either (``reviews.csv:text:label:test``: of each class, a fifth is drawn for
             the test and a tenth for validation); a text file with one utterance per line
-            (``lines.txt``); a folder of images or of sound files (``photos/``), or one such file.
+            (``lines.txt``); a folder of images or of sound files (``photos/``), or one such file;
+            such a folder with the texts in a column of the table beside its files
+            (``photos:text``), or a table of which one column holds the paths of images or sounds
+            and the next one their texts (``pairs.csv:image,text``).
 
             Folders are searched recursively in the order of the paths, without hidden files; if
             every file is in a sub-folder, the sub-folders of the first level, sorted, are the
@@ -60,7 +63,8 @@ def load_corpus(
     Raises:
         AnalysisError: an unknown name (the message gives the nearest), a missing file, column or
             split, text that is not UTF-8, no item at all, a text without its class or a class
-            without its text, a pair with one side empty, images and sounds in one folder, a limit
+            without its text, a pair with one side empty, an image or sound without its text, or a
+            text whose file is not there, images and sounds in one folder, a limit
             below 1 or a negative seed.
 
     >>> load_corpus("news", limit=2, seed=None).texts[1]

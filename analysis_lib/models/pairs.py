@@ -165,11 +165,15 @@ def _tensor(values: object) -> Tensor:
 def readers(processor: ProcessorMixin, kind: str) -> Iterator[PairReader]:
     """The ways of giving a processor a file and its text, the documented one first.
 
-    A chat template comes first; then the placeholders that the processor and its tokenizer name;
-    then the text alone, before which some processors put the placeholder themselves.
+    A chat template comes first: there is no other way if it is the processor's own. A tokenizer's
+    may be for texts alone. Then come the placeholders that the processor and its tokenizer name,
+    and the text alone, before which some processors put the placeholder themselves.
     """
-    if _template(processor):
+    own = getattr(processor, "chat_template", None)
+    if own or getattr(processor.tokenizer, "chat_template", None):
         yield PairReader(processor, kind)
+    if own:
+        return
     placeholders = []
     for name in _PLACEHOLDERS[MEDIA[kind]]:
         for owner in (processor, processor.tokenizer):
@@ -178,11 +182,6 @@ def readers(processor: ProcessorMixin, kind: str) -> Iterator[PairReader]:
                 placeholders.append(str(token))
     for placeholder in dict.fromkeys([*placeholders, ""]):
         yield PairReader(processor, kind, placeholder)
-
-
-def _template(processor: ProcessorMixin) -> object:
-    own = getattr(processor, "chat_template", None)
-    return own or getattr(processor.tokenizer, "chat_template", None)
 
 
 def arguments(

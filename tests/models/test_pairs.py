@@ -25,7 +25,10 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.pairs import pair_kinds
 
-TYPES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+TYPES = (
+    *("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paligemma", "gemma3", "idefics3", "internvl"),
+    *("llava_next", "llava_onevision", "blip-2", "florence2", "git", "clip", "qwen2_audio"),
+)
 TEXTS = ("a cat, and a dog.", "One tree", "The owl sees, and waits.")
 TOLERANCE = 1e-8
 

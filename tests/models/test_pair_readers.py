@@ -1,0 +1,165 @@
+"""How pairs are given to a processor, which tokens they become, and what is refused."""
+
+import composite
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from analysis_lib import AnalysisError, load_corpus, load_model, measure
+from analysis_lib.capture.batching import batches
+from analysis_lib.capture.inputs import Reading, Settings
+from analysis_lib.corpora import Corpus
+from analysis_lib.models import LoadedModel
+from analysis_lib.models.calls import first_of_call
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message.role }}]"
+    "{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+def picture() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
+
+
+def pairs(*texts: str):
+    return load_corpus([{"image": picture(), "text": text} for text in texts])
+
+
+def live(model_type: str = "llava", template: str | None = None) -> LoadedModel:
+    model, processor = composite.build(model_type)
+    if template:
+        processor.chat_template = template
+    return load_model(model, processor=processor)
+
+
+def test_a_model_reads_texts_until_it_is_given_pairs():
+    model = live()
+    assert model.kind == "text"
+    assert model.reading("text") is model
+    of_pairs = model.reading("image+text")
+    assert of_pairs.kind == "image+text"
+    assert model.reading("image+text") is of_pairs
+    assert [stack.name for stack in of_pairs.layout.stacks] == ["vision_tower", "language_model"]
+    assert len(measure(model, ["One tree.", "an owl"], "anisotropy", progress=False)) == 1
+    tables = measure(model, pairs("One tree.", "an owl"), "anisotropy", progress=False)
+    assert tables.run["kind"] == "image+text"
+
+
+def test_a_chat_template_is_rendered_as_transformers_documents_it():
+    model = live(template=TEMPLATE).reading("image+text")
+    assert model.processor.placeholder is None
+    [batch] = batches(model, pairs("One tree").items, [0], Settings(), Reading())
+    content = [{"type": "image", "image": picture()}, {"type": "text", "text": "One tree"}]
+    documented = model.processor.processor.apply_chat_template(
+        [{"role": "user", "content": content}],
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
+    for name, values in documented.items():
+        assert torch.equal(batch.inputs[name], values)
+    # The template has put the first token there; it is not doubled.
+    assert batch.inputs["input_ids"][0, :2].tolist().count(model.tokenizer.bos_token_id) == 1
+
+
+def test_a_folder_is_measured_like_the_model_it_was_saved_from(tmp_path):
+    folder = composite.save(tmp_path / "model", "qwen2_vl")
+    model, processor = composite.build("qwen2_vl")
+    corpus = pairs("One tree.", "an owl")
+    ours = measure(str(folder), corpus, "anisotropy,attention_entropy", progress=False)
+    live = measure(
+        model, corpus, "anisotropy,attention_entropy", processor=processor, progress=False
+    )
+    for name in ours:
+        pd.testing.assert_frame_equal(ours[name], live[name], rtol=1e-5, atol=1e-5)
+    alone = measure(str(folder), corpus, "anisotropy", progress=False)
+    by_two = measure(str(folder), corpus, "anisotropy", workers=2, progress=False)
+    assert by_two["anisotropy"].equals(alone["anisotropy"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a " * 2000, "shorten it"), ("an <image> of an owl", "cannot read it")],
+)
+def test_a_pair_that_cannot_be_read_is_one_line(text, words):
+    with pytest.raises(AnalysisError, match=words) as raised:
+        measure(live(), pairs(text), "anisotropy", progress=False)
+    assert "\n" not in str(raised.value)
+    assert "LlavaModel" in str(raised.value)
+
+
+def test_a_template_that_raises_is_one_line():
+    template = TEMPLATE.replace("{{ bos_token }}", "{{ raise_exception('no system') }}")
+    model = live(template=template)
+    # A placeholder does not stand in for the documented template.
+    with pytest.raises(AnalysisError, match="no system") as raised:
+        measure(model, pairs("One tree"), "anisotropy", progress=False)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_model_does_not_read_is_one_line():
+    model = live()
+    image = Corpus("pictures", [pairs("x").items[0].media], kind="image")
+    with pytest.raises(AnalysisError, match="holds images: give texts"):
+        measure(model, image, progress=False)
+    sounds = load_corpus([{"audio": (np.zeros(1600, np.float32), 16000), "text": "x"}])
+    with pytest.raises(AnalysisError, match="reads no audios with texts"):
+        measure(model, sounds, progress=False)
+
+
+# --- Where the tokens of an image lie -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rows", "columns"),
+    [
+        ("llava", 4, 4),
+        ("paligemma", 4, 4),
+        ("gemma3", 2, 2),
+        ("qwen2_vl", 4, 2),
+        ("qwen2_5_vl", 4, 2),
+        ("qwen3_vl", 4, 2),
+    ],
+)
+def test_the_tokens_of_an_image_follow_one_another_row_by_row(model_type, rows, columns):
+    """Without attention in the tower, a change of some pixels changes the token of their cell."""
+    model, processor = composite.build(model_type)
+    model = load_model(model, processor=processor).reading("image+text")
+    tower, language = model.stacks.items()
+    with torch.no_grad():
+        for block in tower[1]:
+            attention = block.get_submodule(tower[0].attention.module)
+            *_, last = (part for part in attention.modules() if isinstance(part, nn.Linear))
+            last.weight.zero_()
+            last.bias.zero_()
+    height, width = 64, 32 if columns < rows else 64
+    plain = np.zeros((height, width, 3), np.uint8)
+
+    def of_image(pixels: np.ndarray) -> Tensor:
+        """The first vectors of the tokens of an image."""
+        pair = load_corpus([{"image": pixels, "text": "one"}])
+        [batch] = batches(model, pair.items, [0], Settings(), Reading())
+        read = []
+        hook = language[1][0].register_forward_pre_hook(
+            lambda _, args, kwargs: read.append(first_of_call(args, kwargs)), with_kwargs=True
+        )
+        with torch.no_grad():
+            model.model(**batch.inputs)
+        hook.remove()
+        ids = torch.tensor(model.processor.medium_ids)
+        return read[0][0][torch.isin(batch.inputs["input_ids"][0], ids)]
+
+    before = of_image(plain)
+    assert len(before) == rows * columns
+    for row, column in ((0, 0), (0, columns - 1), (rows - 1, 0), (rows // 2, 0)):
+        changed = plain.copy()
+        top, left = height * row // rows, width * column // columns
+        changed[top + 4 : top + height // rows - 4, left + 4 : left + width // columns - 4] = 255
+        difference = (of_image(changed) - before).norm(dim=-1)
+        assert difference.argmax() == row * columns + column
