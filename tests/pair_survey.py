@@ -21,7 +21,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 COLUMNS = ("architecture", "kind", "result", "stacks", "tables", "why")
 # Of one processor, for each type.
-SECONDS = 240
+SECONDS = 120
 TABLES = {
     "hidden states": proof.test_hidden_states,
     "queries, keys, values and attention": proof.test_queries_keys_values_and_entropies,
