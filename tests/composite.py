@@ -121,6 +121,10 @@ SETTINGS: dict[str, tuple[dict, dict, dict]] = {
     ),
     "qwen2_5_omni_thinker": (_OMNI, {}, {}),
     "qwen3_omni_moe_thinker": (_OMNI, {}, {}),
+    **dict.fromkeys(
+        ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"),
+        ({}, {"scale_resolution": 64, "max_slice_nums": 2}, {}),
+    ),
     "cosmos3_edge": ({"text_config": {"head_dim": 128}}, {}, {}),
     "dots3_note": ({"text_config": {"per_layer_config": None}}, {}, {}),
     "molmo2": ({"adapter_config": {"vision_feature_layer": [-1, 0]}}, {}, {}),
@@ -181,7 +185,7 @@ def tokenizer(*sources: str) -> transformers.PreTrainedTokenizerFast:
         special |= dict.fromkeys(_SPECIAL.findall(source))
         for name in _NAMED.findall(source):
             if name not in _USUAL and f"{name}_token.content" not in source:
-                token = re.search(rf'{name}_token(?:: str)? ?= ?"([^"]+)"', source)
+                token = re.search(rf'\b{name}_token(?:: str)? ?= ?"([^"]+)"', source)
                 named[f"{name}_token"] = token[1] if token else f"<{name}>"
     special |= dict.fromkeys(named.values())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -209,7 +209,9 @@ def _recorded(
             for norm in norms:
                 stack.callback(module.get_submodule(norm).register_forward_hook(constant).remove)
         for source in {sys.modules[type(module).__module__] for module in model.modules()}:
-            if eager := getattr(source, "eager_attention_forward", None):
+            named = [name for name in vars(source) if name.endswith("eager_attention_forward")]
+            for name in named:
+                eager = getattr(source, name)
 
                 def noting(module, query, key, value, *args, _eager=eager, **kwargs):
                     output, weights = _eager(module, query, key, value, *args, **kwargs)
@@ -239,7 +241,7 @@ def _recorded(
                     calls.append((path, query, key, value, weights, seen, leaves.get(path)))
                     return output, weights
 
-                stack.enter_context(mock.patch.object(source, "eager_attention_forward", noting))
+                stack.enter_context(mock.patch.object(source, name, noting))
         yield calls
 
 

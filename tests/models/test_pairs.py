@@ -83,15 +83,19 @@ def prepared(model: LoadedModel) -> list[dict[str, Tensor]]:
             text = processor.apply_chat_template([{"role": "user", "content": content}])
         else:
             text = model.processor.placeholder + row["text"]
+        options = {"return_tensors": "pt"}
+        if model.processor.placeholder is None and text.startswith(processor.tokenizer.bos_token):
+            # As ``apply_chat_template`` does it.
+            options["add_special_tokens"] = False
         if medium == "image":
-            made = processor(images=row["image"].convert("RGB"), text=text, return_tensors="pt")
+            made = processor(images=row["image"].convert("RGB"), text=text, **options)
         else:
             samples, rate = row["audio"]
             own_rate = model.processor.sampling_rate
             if own_rate != rate:
                 common = math.gcd(own_rate, rate)
                 samples = signal.resample_poly(samples, own_rate // common, rate // common)
-            made = processor(audio=samples, text=text, return_tensors="pt")
+            made = processor(audio=samples, text=text, **options)
         if getattr(model.model.config, "is_encoder_decoder", False):
             ids = processor.tokenizer(row["text"], return_tensors="pt")["input_ids"].roll(1, 1)
             text_config = model.model.config.get_text_config()
@@ -152,7 +156,9 @@ def read(model: LoadedModel, given: dict[str, Tensor]) -> Seen:
             visible = visible * mask.bool()[:, None, :, None]
         for stack, blocks in model.stacks.items():
             paths = {model.paths[module] for block in blocks for module in block.modules()}
-            kept = _kept(stack.tokens, given, visible.shape[-2]) if path in paths else None
+            count = seen.hidden[stack.name][0].shape[1]
+            is_whole = path in paths and visible.shape[-2] == count
+            kept = _kept(stack.tokens, given, count) if is_whole else None
             if kept is not None and stack.tokens == "frames":
                 visible = visible * torch.from_numpy(kept)[:, None]
         seen.attended.setdefault(path, []).extend(_attended(*call, visible, leaf))
@@ -191,7 +197,7 @@ def _kept(tokens: str, given: dict[str, Tensor], count: int) -> np.ndarray | Non
         mask = given.get("attention_mask")
         return None if mask is None or mask.shape[1] != count else mask[0].bool().numpy()
     for name in ("feature_attention_mask", "input_features_mask", "padding_mask"):
-        if tokens == "frames" and name in given:
+        if tokens == "frames" and name in given and given[name].shape[1] % count == 0:
             return given[name][0, :: given[name].shape[1] // count].bool().numpy()
     return None
 
