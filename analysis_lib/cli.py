@@ -41,6 +41,11 @@ STORES = {
     "derived": "models trained here, corpora cut into sentences",
 }
 
+DTYPE = {"help": "float32 (default), float64, bfloat16 or float16"}
+TOKENIZER = {
+    "type": expanduser,
+    "help": "a name or folder to read the tokenizer from, where it is not the model's",
+}
 TEMPLATE = {
     "type": Path,
     "metavar": "FILE",
@@ -283,12 +288,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         add("--out", required=True, type=folder, help="folder for the tables and run.json")
         add("--format", **FORMAT)
-        add("--dtype", help="float32 (default), float64, bfloat16 or float16")
-        add(
-            "--tokenizer",
-            type=expanduser,
-            help="a name or folder to read the tokenizer from, where it is not the model's",
-        )
+        add("--dtype", **DTYPE)
+        add("--tokenizer", **TOKENIZER)
         add(
             "--long-texts",
             default="cut",
@@ -443,12 +444,8 @@ def _parser() -> argparse.ArgumentParser:
         help="take the first --limit prompts instead of drawing them",
     )
     add("--chat-template", **TEMPLATE)
-    add("--dtype", help="float32 (default), float64, bfloat16 or float16")
-    add(
-        "--tokenizer",
-        type=expanduser,
-        help="a name or folder to read the tokenizer from, where it is not the model's",
-    )
+    add("--dtype", **DTYPE)
+    add("--tokenizer", **TOKENIZER)
     add("--revision", help="commit, branch or tag of a Hub model")
     add("--device", **DEVICE)
 

@@ -391,3 +391,19 @@ def entropies(attended: Sequence[Attended], head: int) -> np.ndarray:
         )
         found += [-sum(p * np.log(p) for p in row if p > 0) for row in rows]
     return np.array(found)
+
+
+def assert_attention_agrees(tables, layer: int, of_texts: Sequence, tolerance: float) -> None:
+    """Cosines of queries, keys and values, and the entropies of attention rows, of one layer."""
+    for space in ("query", "key", "value"):
+        rows = tables["anisotropy"]
+        rows = rows[(rows["space"] == space) & (rows["layer"] == layer)]
+        wanted = [
+            cosine([getattr(one, space)[head] for one in of_texts])
+            for head in range(len(getattr(of_texts[0], space)))
+        ]
+        np.testing.assert_allclose(rows["cosine"], wanted, atol=tolerance)
+    rows = tables["attention_entropy"]
+    rows = rows[rows["layer"] == layer]
+    wanted = [entropies(of_texts, head).mean() for head in range(len(rows))]
+    np.testing.assert_allclose(rows["entropy_nats"], wanted, atol=tolerance)

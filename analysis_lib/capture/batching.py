@@ -20,7 +20,7 @@ from analysis_lib.models.chat import answers, conversations
 from analysis_lib.models.pairs import MEDIA
 from analysis_lib.models.parts import PADDED_TEXTS
 from analysis_lib.models.sounds import steps_of, window_of
-from analysis_lib.models.tokenization import Encoded, encoded, padded
+from analysis_lib.models.tokenization import Encoded, encoded, padded, shifted
 
 # Padding tokens allowed in a batch of texts: about as many as take the time of one more batch.
 MOST_PADDING = 64
@@ -200,7 +200,9 @@ def _pad(
     read = [(ids, special)]
     if any(stack.tokens == "shifted" for stack in loaded.layout.stacks):
         # The decoder's start token stands for no token of a text.
-        read.append((_shifted(loaded, ids, mask), functional.pad(special[:, :-1], (1, 0))))
+        # mBART's decoder starts with the last token of the text, which names its language.
+        start = getattr(loaded.model.config, "decoder_start_token_id", None)
+        read.append((shifted(ids, mask, start), functional.pad(special[:, :-1], (1, 0))))
         inputs |= {
             "decoder_input_ids": read[1][0],
             "decoder_attention_mask": inputs["attention_mask"],
@@ -271,15 +273,6 @@ def _to_length(loaded: LoadedModel, rows: Tensor, mask: Tensor, fill: int) -> Te
         return filled
     places = torch.arange(loaded.max_length) + mask.sum(1, keepdim=True)
     return filled.gather(1, places % loaded.max_length)
-
-
-def _shifted(loaded: LoadedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """The decoder's input in an encoder-decoder: a start token, then the text, one token later."""
-    shifted = torch.roll(ids, 1, 1)
-    start = getattr(loaded.model.config, "decoder_start_token_id", None)
-    # mBART's decoder starts with the last token of the text, which names its language.
-    shifted[:, 0] = ids[torch.arange(len(ids)), mask.sum(1) - 1] if start is None else start
-    return shifted
 
 
 def _prepared(loaded: LoadedModel, item: object, **given: object) -> Mapping[str, Tensor]:

@@ -23,6 +23,7 @@ from analysis_lib.errors import (
     shown,
 )
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.devices import placed
 from analysis_lib.models.outer import parameters_of, takes_all
 from analysis_lib.models.sounds import Steps
 
@@ -204,8 +205,7 @@ class Batch:
         inputs = {}
         for name in prepared[0]:
             values = torch.cat([item[name] for item in prepared])
-            dtype = loaded.model.dtype if values.is_floating_point() else None
-            inputs[name] = values.to(loaded.device, dtype)
+            inputs[name] = placed(values, loaded.model)
         refuse_untaken(loaded, inputs)
         lengths = None if lengths is None else torch.tensor(lengths, device=loaded.device)
         return cls(inputs, tuple(groups), settings.special_tokens, lengths=lengths, steps=steps)

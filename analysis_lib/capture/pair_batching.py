@@ -12,7 +12,6 @@ from analysis_lib.corpora import Captioned
 from analysis_lib.corpora.token_types import PAIR_TYPES, TOKEN_TYPES
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
-from analysis_lib.models.loaded import ENDS
 from analysis_lib.models.pairs import PairReader, arguments
 
 
@@ -85,25 +84,23 @@ def _types(loaded: LoadedModel, reader: PairReader, ids: Tensor, text: str) -> T
     """
     types = _of_pairs(loaded.token_types(ids, _is_special(reader, ids)))
     is_medium = torch.isin(ids, torch.tensor(reader.medium_ids, device=ids.device))
-    is_added = _added(reader, ids, text) & ~is_medium
+    is_added = _added(reader, ids, text, loaded.end_ids) & ~is_medium
     name = "image" if reader.medium == "image" else "sound"
     types[is_added] = PAIR_TYPES.index("image_special")
     types[is_medium] = PAIR_TYPES.index(name)
     return types
 
 
-def _added(reader: PairReader, ids: Tensor, text: str) -> Tensor:
+def _added(reader: PairReader, ids: Tensor, text: str, ends: Sequence[int]) -> Tensor:
     """True at the tokens that the processor puts in place of a placeholder, and at special tokens
     beside them.
+
+    Args:
+        ends: the special tokens around a text, which are none of them.
     """
     plain = reader.tokenizer(reader.prompt(text), add_special_tokens=False)["input_ids"]
     own = ids[0].tolist()
-    ends = {
-        getattr(reader.tokenizer, f"{name}_token_id", None)
-        for names in ENDS.values()
-        for name in names
-    }
-    special = {*reader.tokenizer.all_special_ids} - ends
+    special = {*reader.tokenizer.all_special_ids}.difference(ends)
     before = _common(own, plain, ends)
     after = _common(own[::-1], plain[::-1], ends)
     stop = max(before, len(own) - after)
@@ -113,12 +110,11 @@ def _added(reader: PairReader, ids: Tensor, text: str) -> Tensor:
         stop += 1
     added = torch.zeros_like(ids, dtype=torch.bool)
     added[:, before:stop] = True
-    known = torch.tensor([index for index in ends if index is not None], device=ids.device)
-    added &= ~torch.isin(ids, known)
+    added &= ~torch.isin(ids, torch.tensor(ends, device=ids.device))
     return added
 
 
-def _common(own: Sequence[int], plain: Sequence[int], ends: set[int]) -> int:
+def _common(own: Sequence[int], plain: Sequence[int], ends: Sequence[int]) -> int:
     """Number of first tokens that a text has without its image, and the tokens around a text."""
     index = 0
     plain = iter(plain)

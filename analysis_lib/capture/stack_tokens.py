@@ -100,10 +100,7 @@ def _with_image(text: Tokens, rule: str, count: int) -> Tokens:
     """The tokens of a text with those of an image, of ``count`` in all, before or after it."""
     more = count - text.mask.shape[1]
     sides = (more, 0) if rule == "before" else (0, more)
-    medium = "other"
-    if "image" in text.type_names:
-        medium = "image"
-    types = functional.pad(text.types, sides, value=text.type_names.index(medium))
+    types = functional.pad(text.types, sides, value=text.type_names.index("image"))
     mask = functional.pad(text.mask, sides, value=True)
     return replace(text, mask=mask, types=types, ids=None)
 

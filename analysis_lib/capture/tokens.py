@@ -348,13 +348,12 @@ class Tokens:
 
     def of_bin(self, bin: Bin) -> "Tokens":
         """The same tokens, where only those in a bin count."""
-        key = bin
-        if key not in self._results:
+        if bin not in self._results:
             silent = ~self.in_bin(bin)
             if self.silent is not None:
                 silent |= self.silent
-            self._results[key] = replace(self, silent=silent)
-        return self._results[key]
+            self._results[bin] = replace(self, silent=silent)
+        return self._results[bin]
 
     def head(self, utterances: int, tokens: int | None = None) -> "Tokens":
         """The first ``tokens`` tokens of the first ``utterances`` utterances."""

@@ -13,7 +13,7 @@ from analysis_lib.corpora.kinds import kind_of_file
 from analysis_lib.corpora.media import ArrayImage, Captioned, MediaFile, Sound
 from analysis_lib.corpora.reading import ending
 from analysis_lib.corpora.tables import ENDINGS, open_table
-from analysis_lib.corpora.transcripts import FILES, METADATA
+from analysis_lib.corpora.transcripts import FILES, column_of, is_metadata
 from analysis_lib.errors import AnalysisError, shown
 
 # The kind of a corpus, by that of its files; and the words for them in messages.
@@ -75,21 +75,19 @@ def folder_table(folder: Path, column: str) -> tuple[Path, str]:
         AnalysisError: there is no table, or none of its columns holds file names.
     """
     tables = [path for path in sorted(folder.iterdir()) if ending(path) in ENDINGS]
-    named = [path for path in tables if path.stem.partition(".")[0].lower() == METADATA]
-    chosen = named or tables
+    chosen = [*filter(is_metadata, tables)] or tables
     if len(chosen) != 1:
         names = ", ".join(path.name for path in chosen) or "none"
         raise AnalysisError(
             f"{folder} is a folder, and its tables are {names}: for texts in {column}, put one "
             "beside its files, metadata.csv with the columns file_name and text"
         )
-    header = open_table(chosen[0]).header
-    lowered = {str(name).strip().lower(): name for name in header}
-    files = next((lowered[name] for name in _FILES if name in lowered), None)
+    table = open_table(chosen[0])
+    files = column_of(table, _FILES)
     if files is None:
         raise AnalysisError(
-            f"{chosen[0]} has no column of file names (it has: {', '.join(map(str, header))}): "
-            "name it file_name"
+            f"{table.name} has no column of file names (it has: "
+            f"{', '.join(map(str, table.header))}): name it file_name"
         )
     return chosen[0], f"{files},{column}"
 

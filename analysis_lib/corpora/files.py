@@ -51,14 +51,18 @@ def file_reader(spec: str, known: Iterable[str], units: str | None = None) -> Re
             )
         return Reader(spec, "text", _standard_input, lambda: "lines of stdin")
     path, column = _path_and_column(spec, known)
+    folder = None
     if column is not None and path.is_dir():
         folder = path
         path, column = folder_table(folder, column)
-        if kind_of_pairs(path, column) is None:
-            raise AnalysisError(
-                f"{path} names no images or sounds alone in {column.partition(',')[0]}: mend it, "
-                f"or give {folder} without a column"
-            )
+    kind = None
+    if column is not None:
+        kind = kind_of_pairs(path, column)
+    if folder is not None and kind is None:
+        raise AnalysisError(
+            f"{path} names no images or sounds alone in {column.partition(',')[0]}: mend it, or "
+            f"give {folder} without a column"
+        )
     if units is not None and column is None:
         raise AnalysisError(
             f"{spec} is no column of a table: leave {units} out, which names the units of one"
@@ -67,10 +71,9 @@ def file_reader(spec: str, known: Iterable[str], units: str | None = None) -> Re
     def identity() -> str:
         return f"{column or 'lines'} of sha256:{sha256(read_bytes(path)).hexdigest()}"
 
+    if kind is not None:
+        return _captioned_reader(spec, path, column, units, kind)
     if column is not None:
-        kind = kind_of_pairs(path, column)
-        if kind is not None:
-            return _captioned_reader(spec, path, column, units, kind)
         return Reader(spec, "text", lambda: read_column(path, column, units), identity)
     if path.is_dir() or kind_of_file(path) or path.suffix.lower() in _REMEDIES:
         return _media_reader(spec, path)
@@ -170,6 +173,9 @@ def _captioned_reader(spec: str, path: Path, column: str, units: str | None, kin
 
 def kind_of_pairs(path: Path, column: str) -> str | None:
     """Image or audio, if two columns hold files of that kind and their texts; else None."""
+    if "," not in column:
+        # Before the table is read, which may be long.
+        return None
     table = open_table(path)
     names, *_ = _names_label_and_split(table, column)
     if len(names) < 2:
@@ -193,16 +199,14 @@ def read_column(
     """
     table = open_table(path)
     names, label, split = _names_label_and_split(table, column)
-    is_alone = len(names) == 1
-    columns = [table.column(name) for name in names if not is_alone]
     if kind is not None and split:
         raise AnalysisError(
             f"{path} holds files with texts, which are not divided: leave {split} out"
         )
     if kind is not None:
-        texts = captioned_files(path, kind, *columns)
-    elif not is_alone:
-        texts = map(Pair, *columns)
+        texts = captioned_files(path, kind, *map(table.column, names))
+    elif len(names) > 1:
+        texts = map(Pair, *map(table.column, names))
     elif names[0] == ANSWERS and ANSWERS not in table.header:
         texts = table.answers()
     else:

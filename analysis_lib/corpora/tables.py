@@ -84,7 +84,7 @@ class Table(NamedTuple):
         """
         cells = [cell for (cell,) in self.rows([column])]
         if not any(map(is_messages, cells)):
-            return self.column(column)
+            return self._as_texts(column, cells)
         texts = []
         for number, cell in enumerate(cells, 1):
             if not is_messages(cell):
@@ -114,8 +114,11 @@ class Table(NamedTuple):
             AnalysisError: there is no such column, or several of that name, or it does not hold
                 texts.
         """
+        return self._as_texts(column, (cell for (cell,) in self.rows([column])))
+
+    def _as_texts(self, column: str, cells: Iterable) -> list[str]:
         texts = []
-        for (cell,) in self.rows([column]):
+        for cell in cells:
             if not isinstance(cell, _SCALAR):
                 kind = type(cell).__name__
                 raise AnalysisError(

@@ -35,7 +35,7 @@ def transcripts(
         if table is None:
             continue
         used.append(path)
-        column = _column_of(table, FILES)
+        column = column_of(table, FILES)
         names = table.column(column)
         named = [_sound_of(name, path.parent, by_name) for name in names]
         if not any(named):
@@ -45,7 +45,7 @@ def transcripts(
             raise AnalysisError(
                 f"{fault}: {first}, and {wanted}: mend the names, or move the table away"
             )
-        words = table.column(_column_of(table, WORDS))
+        words = table.column(column_of(table, WORDS))
         for sound, text in zip(named, words, strict=True):
             if sound is not None and texts.setdefault(sound, text) != text:
                 raise AnalysisError(
@@ -62,26 +62,31 @@ def transcripts(
 
 def _table_of_sounds(path: Path) -> Table | None:
     """A table of sounds and their texts; None if the table is another one."""
-    is_metadata = path.stem.partition(".")[0].lower() == METADATA
+    is_named = is_metadata(path)
     try:
         table = open_table(path)
     except AnalysisError:
         # Other tables need not be about sounds at all.
-        if is_metadata:
+        if is_named:
             raise
         return None
-    names = _column_of(table, FILES)
-    words = _column_of(table, WORDS)
+    names = column_of(table, FILES)
+    words = column_of(table, WORDS)
     if names and words:
         return table
-    if is_metadata:
+    if is_named:
         missing, examples = ("what is said", WORDS) if names else ("file names", FILES)
         note = "note: %s says nothing of the sounds: it has no column of %s, such as %s"
         logging.getLogger(__name__).warning(note, path, missing, ", ".join(examples[:4]))
     return None
 
 
-def _column_of(table: Table, names: Sequence[str]) -> str | None:
+def is_metadata(path: Path) -> bool:
+    """Whether a table has the name of that of a folder, with any ending."""
+    return path.stem.partition(".")[0].lower() == METADATA
+
+
+def column_of(table: Table, names: Sequence[str]) -> str | None:
     """The column with the first of some names that the table has, in any capitalisation."""
     columns = {str(column).strip().lower(): column for column in table.header}
     return next((columns[name] for name in names if name in columns), None)

@@ -28,7 +28,7 @@ from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.chat import conversations
 from analysis_lib.models.devices import without_gradients
 from analysis_lib.models.loading import lacks_head, with_head
-from analysis_lib.models.outer import parameters_of
+from analysis_lib.models.outer import parameters_of, without_adapters
 from analysis_lib.models.probe import evaluated
 from analysis_lib.models.tokenization import Encoded, encoded
 from analysis_lib.progress import bar
@@ -161,9 +161,7 @@ def _language_model(loaded: LoadedModel) -> nn.Module:
         if reason := lacks_head(loaded, "next"):
             raise AnalysisError(f"{loaded.name} cannot answer: {reason}; {wanted}")
         return with_head(loaded, "next")
-    base = loaded.headed
-    if hasattr(base, "get_base_model"):
-        base = base.get_base_model()
+    base = without_adapters(loaded.headed)
     if not base.can_generate():
         reason = f"a {type(base).__name__} predicts no next token"
         raise AnalysisError(f"{loaded.name} cannot answer: {reason}; {wanted}")
@@ -228,8 +226,8 @@ def _settings(headed: nn.Module, temperature: float) -> transformers.GenerationC
 
 def _masks_padding(loaded: LoadedModel, headed: nn.Module) -> bool:
     """Whether padding before a prompt changes nothing but rounding."""
-    base = headed.get_base_model() if hasattr(headed, "get_base_model") else headed
-    return not loaded.layout.equal_lengths and "position_ids" in parameters_of(base)
+    taken = parameters_of(without_adapters(headed))
+    return not loaded.layout.equal_lengths and "position_ids" in taken
 
 
 def _batches(

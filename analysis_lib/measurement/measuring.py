@@ -172,7 +172,9 @@ def measure(
         )
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
     model = model.reading(corpus.kind)
-    refuse_kind(model.name, model.layout, corpus, model.pair_kinds)
+    if model.kind != corpus.kind:
+        # Its other kinds are those of a processor that has to be read.
+        refuse_kind(model.name, model.layout, corpus, model.pair_kinds)
     _refuse_without_effect(model, settings)
     source = as_source(model)
     unavailable = _unavailable_of(source, corpus, metrics, settings, bins)

@@ -32,7 +32,8 @@ def conversations(
     Args:
         name: the name of the model, for errors.
         template: a chat template in place of the tokenizer's.
-        answering: whether the text ends where an answer of the assistant begins.
+        answering: whether the text ends where an answer of the assistant begins; its tokens are
+            then all of the type ``template``, but for the first.
 
     Raises:
         AnalysisError: the tokenizer has no chat template or shows no letters of its tokens; or the
@@ -58,7 +59,9 @@ def conversations(
             add_generation_prompt=answering,
         )
         text = render(messages)
-        yield _typed(name, tokenizer, text, _parts(messages, text, render))
+        # Whose the tokens of a prompt are does not matter to its answer.
+        parts = [] if answering else _parts(messages, text, render)
+        yield _typed(name, tokenizer, text, parts)
 
 
 def rendered(name: str, tokenizer: Tokenizer, messages: list[dict], **settings: object) -> str:

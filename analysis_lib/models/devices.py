@@ -78,6 +78,12 @@ def used(model: nn.Module) -> list[str]:
     return sorted(names) or [str(model.device)]
 
 
+def placed(values: Tensor, model: nn.Module) -> Tensor:
+    """Values on the device of a model and, if they are no integers, in its precision."""
+    dtype = model.dtype if values.is_floating_point() else values.dtype
+    return values.to(device_of(model), dtype)
+
+
 def device_of(model: nn.Module) -> torch.device:
     """The device of a model's inputs."""
     device = model.device

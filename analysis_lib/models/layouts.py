@@ -264,19 +264,13 @@ def _stack(
             attentions_of(block, trace, is_stage=kind != "text", tokens_first=tokens_first)
             for block in blocks
         ]
-    each = tuple(attentions[0] if attentions else None for attentions in own)
-    counts = Counter(attention for attention in each if attention)
-    most_common = counts.most_common(1)[0][0] if counts else None
-    different = each if len({*each}) > 1 else ()
     cross = ()
     if is_decoder:
         cross = _common([tuple(attentions_of(block, trace, cross=True)) for block in blocks])
     stack = Stack(
         pattern,
-        most_common,
-        label,
-        _token_kind(kind, is_decoder, processor, vectors),
-        each=different,
+        name=label,
+        tokens=_token_kind(kind, is_decoder, processor, vectors),
         cross=next((attention for attention in cross if attention.key), None),
         further=_common([tuple(attentions[1:]) for attentions in own]),
         # BigBird pads long texts.
@@ -284,10 +278,26 @@ def _stack(
         or any(hasattr(module, "set_attention_type") for module in model.modules()),
         tokens_first=tokens_first,
     )
+    return completed(stack, trace, blocks, own)
+
+
+def completed(
+    stack: Stack, trace: Trace, blocks: Sequence[nn.Module], own: Sequence[Sequence[Attention]]
+) -> Stack:
+    """A stack with the attention of its blocks, and with the blocks that do not run.
+
+    Args:
+        own: the attentions of each block; the first is that of the stack.
+    """
+    each = tuple(attentions[0] if attentions else None for attentions in own)
+    counts = Counter(attention for attention in each if attention)
+    most_common = counts.most_common(1)[0][0] if counts else None
+    if len({*each}) < 2:
+        each = ()
     # Some blocks do not run in the example, such as those that read an image beside a text.
     ran = {trace.names[block] for block in blocks}
     unused = [path for path in trace.names.values() if stack.holds(path) and path not in ran]
-    return replace(stack, unused=tuple(unused))
+    return replace(stack, attention=most_common, each=each, unused=tuple(unused))
 
 
 def _common(attentions: Sequence[tuple[Attention, ...]]) -> tuple[Attention, ...]:

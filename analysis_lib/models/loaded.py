@@ -397,6 +397,11 @@ class LoadedModel:
             ids[end] = [index for index in candidates if index is not None]
         return ids
 
+    @property
+    def end_ids(self) -> list:
+        """Ids of the special tokens that start, divide or end an input."""
+        return [index for end in ENDS for index in self._typed_ids[end]]
+
     def token_types(
         self,
         ids: Int[Tensor, "utterance token *character"],
@@ -446,10 +451,10 @@ def _punctuation_ids(tokenizer: Tokenizer) -> list:
 
 def _refuse_non_finite(loaded: LoadedModel) -> None:
     for name, weight in weights(loaded.model):
-        # A sum takes a tenth of the time, and is finite only if all weights are.
         if weight.numel() == 1 and weight.isinf():
             # The bound of a clamp that is switched off.
             continue
+        # A sum takes a tenth of the time, and is finite only if all weights are.
         if not weight.sum().isfinite() and not weight.isfinite().all():
             module = loaded.model.get_submodule(name.rpartition(".")[0])
             raise AnalysisError(

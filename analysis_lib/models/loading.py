@@ -193,10 +193,12 @@ def _composite(
     """What reads the processor of images or sounds with texts; None for a part of a model."""
     if name.part:
         return None
-    folders = files.of_processor
-    if processor is not None:
-        folders = [located(processor, None)[0]]
-    return partial(read_composite, str(name), folders, config)
+    return partial(read_composite, str(name), _processor_folders(files, processor), config)
+
+
+def _processor_folders(files: "_Files", processor: str | None) -> list[Path]:
+    """The folders that may hold the processor: those of the model, unless another is named."""
+    return files.of_processor if processor is None else [located(processor, None)[0]]
 
 
 def _note_own_code(loaded: LoadedModel, folder: Path, base: str) -> None:
@@ -233,9 +235,7 @@ def _read_processors(
 ) -> object:
     """The processor of the input of a model, or of the part that is measured."""
     text = str(name)
-    folders = files.of_processor
-    if processor is not None:
-        folders = [located(processor, None)[0]]
+    folders = _processor_folders(files, processor)
     if not name.part:
         return read_processor(text, folders, kind, config)
     listed = listed_layout(config.model_type, name.part)

@@ -84,12 +84,17 @@ def _accepted(
     """The arguments that a model accepts, by name, as ``transformers.Trainer`` selects them."""
     taken = parameters_of(outer)
     accepted = {name: value for name, value in inputs.items() if name in taken or takes_all(taken)}
-    base = outer.get_base_model() if hasattr(outer, "get_base_model") else outer
+    base = without_adapters(outer)
     if not predicting and "logits_to_keep" in parameters_of(base):
         # Over a large vocabulary, the predictions of all tokens would need more memory than all the
         # rest.
         accepted["logits_to_keep"] = 1
     return accepted
+
+
+def without_adapters(outer: nn.Module) -> nn.Module:
+    """The model around which peft has put its adapters, or the model itself if it has none."""
+    return outer.get_base_model() if hasattr(outer, "get_base_model") else outer
 
 
 def parameters_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:

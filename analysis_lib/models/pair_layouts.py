@@ -6,7 +6,6 @@ change with the last token of the text, and the vectors of a tower do not.
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.blocks import chains_beside, find_blocks
-from analysis_lib.models.layouts import attentions_of, by_pattern, uncaptured
+from analysis_lib.models.layouts import attentions_of, by_pattern, completed, uncaptured
 from analysis_lib.models.pairs import MEDIA, PairReader, arguments, pair_kinds, readers
 from analysis_lib.models.parts import Layout, Stack
 from analysis_lib.models.probe import (
@@ -143,21 +142,8 @@ def _stack(
     if reads_text:
         tokens = _tokens(trace, blocks[0], reader, is_decoder)
     own = [attentions_of(block, trace) for block in blocks]
-    each = tuple(attentions[0] if attentions else None for attentions in own)
-    counts = Counter(attention for attention in each if attention)
-    most_common = counts.most_common(1)[0][0] if counts else None
-    if len({*each}) < 2:
-        each = ()
-    stack = Stack(
-        pattern,
-        most_common,
-        _label(pattern, patterns),
-        tokens,
-        each=each,
-    )
-    ran = {trace.names[block] for block in blocks}
-    unused = [path for path in trace.names.values() if stack.holds(path) and path not in ran]
-    return replace(stack, unused=tuple(unused))
+    stack = Stack(pattern, name=_label(pattern, patterns), tokens=tokens)
+    return completed(stack, trace, blocks, own)
 
 
 def _tokens(trace: Trace, block: nn.Module, reader: PairReader, is_decoder: bool) -> str:

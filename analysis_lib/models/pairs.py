@@ -20,14 +20,13 @@ from transformers.utils import is_torchvision_available
 
 from analysis_lib.errors import AnalysisError, require_extra
 from analysis_lib.models.calls import signature_of
-from analysis_lib.models.devices import device_of
+from analysis_lib.models.devices import placed
 from analysis_lib.models.probe import is_encoder_decoder
 from analysis_lib.models.reading import first_line
+from analysis_lib.models.tokenization import Tokenizer, shifted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from analysis_lib.models.tokenization import Tokenizer
 
 # For each kind of item: the word for its file in chat templates, and the parts of a processor that
 # read it.
@@ -89,7 +88,7 @@ class PairReader:
         return MEDIA[self.kind]
 
     @property
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         return self.processor.tokenizer
 
     @cached_property
@@ -203,11 +202,9 @@ def arguments(
     accepted = signature_of(type(model)).parameters
     if is_encoder_decoder(model) and "decoder_input_ids" in accepted:
         ids = reader.tokenizer(text, return_tensors="pt")["input_ids"]
-        inputs["decoder_input_ids"] = _shifted(model, ids)
-    made = {}
-    for name, values in inputs.items():
-        dtype = model.dtype if values.is_floating_point() else values.dtype
-        made[name] = values.to(device_of(model), dtype)
+        are_tokens = torch.ones_like(ids, dtype=torch.bool)
+        inputs["decoder_input_ids"] = shifted(ids, are_tokens, _start_of(model))
+    made = {name: placed(values, model) for name, values in inputs.items()}
     takes_all = any(part.kind is part.VAR_KEYWORD for part in accepted.values())
     keeps = getattr(model.config.get_text_config(), "use_cache", False)
     if "use_cache" in accepted or (takes_all and keeps and not is_encoder_decoder(model)):
@@ -215,15 +212,13 @@ def arguments(
     return made
 
 
-def _shifted(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """The start token of a decoder, or the last token of the text, and the text without that."""
-    shifted = torch.roll(ids, 1, 1)
+def _start_of(model: PreTrainedModel) -> int | None:
+    """The start token of a decoder; None if it starts with the last token of the text."""
     for config in (model.config, model.config.get_text_config()):
         start = getattr(config, "decoder_start_token_id", None)
         if start is not None:
-            shifted[:, 0] = start
-            break
-    return shifted
+            return start
+    return None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from analysis_lib.models.calls import arguments_of, first_of_call, first_vectors, signature_of
-from analysis_lib.models.devices import device_of, embedded_words, without_gradients
+from analysis_lib.models.devices import embedded_words, placed, without_gradients
 from analysis_lib.models.factors import AttentionSeen, OwnAttention
 
 # Name under which the attention function of a probe is registered.
@@ -85,14 +85,10 @@ def example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor | b
         # One token fewer, to tell cross-attention from self-attention.
         inputs |= {f"decoder_{name}": values[:, :-1] for name, values in inputs.items()}
     accepted = signature_of(type(model)).parameters
-    placed = {}
-    for name, values in inputs.items():
-        if name in accepted:
-            dtype = model.dtype if values.is_floating_point() else values.dtype
-            placed[name] = values.to(device_of(model), dtype)
+    given = {name: placed(values, model) for name, values in inputs.items() if name in accepted}
     if getattr(model.config, "use_cache", False):
-        placed["use_cache"] = False
-    return placed
+        given["use_cache"] = False
+    return given
 
 
 def _some_tokens(model: PreTrainedModel) -> dict[str, Tensor]:

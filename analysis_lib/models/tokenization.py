@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import transformers
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from analysis_lib.corpora import Pair
@@ -228,6 +229,23 @@ def _count(name: str, tokenizer: Tokenizer, text: str) -> int:
     """Number of tokens of a text."""
     with readable(name):
         return len(tokenizer(text)["input_ids"])
+
+
+def shifted(
+    ids: Int[Tensor, "utterance token *character"],
+    mask: Bool[Tensor, "utterance token"],
+    start: int | None,
+) -> Int[Tensor, "utterance token *character"]:
+    """What the decoder of an encoder-decoder reads: a start token, then the text, one token later.
+
+    Args:
+        ids: the tokens of texts, with padding at their end.
+        mask: True at a token, False at padding.
+        start: the start token; None for the last token of each text.
+    """
+    later = torch.roll(ids, 1, 1)
+    later[:, 0] = ids[torch.arange(len(ids)), mask.sum(1) - 1] if start is None else start
+    return later
 
 
 def padded(texts: Sequence[Mapping[str, Sequence]], pad: int) -> dict[str, Tensor]:

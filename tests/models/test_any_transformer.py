@@ -285,18 +285,7 @@ def attended(model_type: str) -> list[tuple[int, list[naive.Attended]]]:
 def test_queries_keys_and_entropies(model_type):
     found = tables(model_type)
     for layer, of_texts in attended(model_type):
-        for space in ("query", "key", "value"):
-            rows = found["anisotropy"]
-            rows = rows[(rows["space"] == space) & (rows["layer"] == layer)]
-            wanted = [
-                naive.cosine([getattr(one, space)[head] for one in of_texts])
-                for head in range(len(getattr(of_texts[0], space)))
-            ]
-            np.testing.assert_allclose(rows["cosine"], wanted, atol=TOLERANCE)
-        rows = found["attention_entropy"]
-        rows = rows[rows["layer"] == layer]
-        wanted = [naive.entropies(of_texts, head).mean() for head in range(len(rows))]
-        np.testing.assert_allclose(rows["entropy_nats"], wanted, atol=TOLERANCE)
+        naive.assert_attention_agrees(found, layer, of_texts, TOLERANCE)
 
 
 @every_type
