@@ -43,9 +43,13 @@ kernels-%: setup
 record: setup
 	$(BIN)/python data/measurements/record.py $(NAME)
 
-# In a process per type, which has a limit of time and of memory.
-atlas: setup
-	HF_HUB_OFFLINE=1 $(BIN)/python -m analysis_book.atlas.building data/transformers_outputs.csv
+# In a process per type, which has a limit of time and of memory. `make atlas TRANSFORMERS=5.24.0` makes the rows of another version, and keeps the others.
+atlas: export HF_HUB_OFFLINE = 1
+atlas: setup $(TRANSFORMERS:%=.venv/.transformers-%)
+	PYTHONPATH=$(TRANSFORMERS:%=.venv/.transformers-%) $(BIN)/python -m analysis_book.atlas.building data/transformers_outputs.csv
+
+.venv/.transformers-%: .venv/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --target $@ transformers==$*
 
 # Not in `make test`, which needs no network: what pip finds today may break what ran yesterday.
 newest: setup

@@ -1,8 +1,8 @@
 """Every architecture of transformers against the naive reference: the rows of
 ``data/architectures.csv``.
 
-``python tests/survey.py data/architectures.csv`` takes half an hour of one core; with names, those
-alone are tried.
+``python tests/survey.py data/architectures.csv`` takes an hour of one core; with names, those alone
+are tried. Types that read images or sounds together with texts have a further row, of their pairs.
 """
 
 import csv
@@ -11,18 +11,19 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import pair_survey
 import shrunk
 import tiny
 import transformers
 from models import test_any_transformer as proof
+from pair_survey import COLUMNS, TooLongError, first_line
 
 from analysis_lib import AnalysisError, load_model, measure
 from analysis_lib.models.probe import kind_of
 
-COLUMNS = ("architecture", "reads", "result", "tables", "why")
 # The tables of ``measure`` that prove what is captured.
 TABLES = {
     "anisotropy": "hidden states",
@@ -49,7 +50,8 @@ REASONS = {
     "(takes more than .*)": r"\1",
     "mask for each": "a mask for each head",
 }
-SECONDS = 300
+# Of one processor, for each row.
+SECONDS = 180
 # More than a test takes time for.
 MOST_PARAMETERS = 30_000_000
 OF_BOOK = {model_type: name for name, (model_type, *_) in tiny.EVERY_ARCHITECTURE.items()}
@@ -105,17 +107,29 @@ def in_words(why: str) -> str:
     return "no reference for it"
 
 
-def first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:120]
+def rows_of(names: Sequence[str]) -> Iterator[tuple[Callable[[str], dict[str, str]], str]]:
+    """What makes each row, and the type that it is of."""
+    every = {*shrunk.TYPES, *OF_BOOK}
+    pairs = {*pair_survey.types()}
+    for model_type in names or sorted(every | pairs):
+        if model_type in every:
+            yield row, model_type
+        if model_type in pairs:
+            yield pair_survey.row, model_type
 
 
-class TooLong(Exception):
-    """Raised in what takes too long."""
+def timed(make: Callable[[str], dict[str, str]], model_type: str) -> dict[str, str]:
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        made = make(model_type)
+    except TooLongError as error:
+        made = left(model_type, "not tried", str(error))
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return made | {"why": in_words(made["why"]) if made["why"] else ""}
 
 
-def _too_long(*_: object) -> None:
-    raise TooLong(f"takes more than {SECONDS} seconds")
+def too_long(*_: object) -> None:
+    raise TooLongError(f"takes more than {SECONDS} seconds")
 
 
 def main(path: str, *names: str) -> None:
@@ -123,21 +137,18 @@ def main(path: str, *names: str) -> None:
     shrunk.MOST_PARAMETERS = MOST_PARAMETERS
     logging.disable(logging.WARNING)
     transformers.utils.logging.set_verbosity_error()
-    signal.signal(signal.SIGALRM, _too_long)
+    signal.signal(signal.SIGPROF, too_long)
     with open(path, "w", newline="") as file:
         out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         out.writeheader()
-        for model_type in names or sorted({*shrunk.TYPES, *OF_BOOK}):
-            signal.alarm(SECONDS)
-            try:
-                found = row(model_type)
-            except TooLong as error:
-                found = left(model_type, "not tried", str(error))
-            signal.alarm(0)
+        for make, model_type in rows_of(names):
+            made = timed(make, model_type)
             for known in (proof.loaded, proof.tables, proof.reference):
                 known.cache_clear()
-            out.writerow(found)
+            pair_survey.forget()
+            out.writerow(made)
             file.flush()
+            print(*made.values(), sep=" | ", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The atlas: what transformers returns, by type of model.
 
 A Sphinx extension (``_config.yml`` names it). ``{atlas}`` is the field and the card, which
-``book/_static/atlas.js`` fills; ``{atlas-figure}`` how many types share each convention, and
-``{atlas-table}`` all types.
+``book/_static/atlas.js`` fills; ``{atlas-figure}`` how many types share each convention,
+``{atlas-table}`` all types, and ``{atlas-changes}`` what differs between the last two versions of
+transformers.
 """
 
 import html
@@ -83,6 +84,10 @@ def data() -> dict[str, object]:
     def number(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
+    before, after = cards.versions()[-2:]
+    earlier: dict[str, dict[str, int]] = {}
+    for change in cards.changes(before, after).to_dict("records"):
+        earlier.setdefault(change["type"], {})[change["fact"]] = number(change["before"])
     types = {}
     failed = {}
     for row in rows.to_dict("records"):
@@ -93,6 +98,7 @@ def data() -> dict[str, object]:
             "made": row["class"],
             "reads": row["reads"],
             "cells": [number(row[fact.name]) for fact in cards.FACTS],
+            "earlier": earlier.get(row["type"], {}),
             "traps": cards.traps(row),
             "plain": number(cards.plain_lines(row, MODEL)),
             "measured": number(cards.measured_lines(row, MODEL)),
@@ -106,7 +112,8 @@ def data() -> dict[str, object]:
         facts.append([fact.name, fact.label, fact.expected, surprising])
         values |= {index: cards.values_of(every[index]) for index in numbers}
     return {
-        "version": rows["transformers"].iloc[0],
+        "version": after,
+        "before": before,
         "facts": facts,
         "texts": [*texts],
         # What a text says, where it is not one thing.
@@ -190,6 +197,45 @@ class Types(SphinxDirective):
         return [nodes.raw("", table, format="html")]
 
 
+class Changes(SphinxDirective):
+    """What differs between the last two versions of transformers."""
+
+    def run(self) -> list[nodes.Node]:
+        before, after = cards.versions()[-2:]
+        changed = cards.changes(before, after)
+        results = changed[changed["fact"] == "result"]
+        lists = []
+        for words, types in (
+            (f"new in {after}", results[results["before"] == ""]),
+            (f"no longer in {after}", results[results["after"] == ""]),
+        ):
+            if len(types):
+                names = ", ".join(f'<a href="#{name}">{name}</a>' for name in types["type"])
+                lists.append(f"<li>{len(types)} {words}: {names}</li>")
+        cells = changed[(changed["before"] != "") | (changed["fact"] != "result")]
+        cells = cells[(cells["after"] != "") | (cells["fact"] != "result")]
+        lines = []
+        for cell in cells.to_dict("records"):
+            name = html.escape(cell["type"])
+            label = "a small model"
+            if cell["fact"] in cards.BY_NAME:
+                label = cards.BY_NAME[cell["fact"]].label
+            said = "".join(f"<td>{html.escape(cell[side])}</td>" for side in ("before", "after"))
+            lines.append(
+                f'<tr><th scope="row"><a href="#{name}">{name}</a></th><td>{label}</td>{said}</tr>'
+            )
+        heads = ("type", "fact", f"transformers {before}", f"transformers {after}")
+        head = "".join(f'<th scope="col">{words}</th>' for words in heads)
+        table = (
+            f"<ul>{''.join(lists)}</ul>"
+            '<div class="pst-scrollable-table-container atlas-changes" tabindex="0" role="region" '
+            'aria-label="Changes"><table class="table"><caption>Cells that differ between '
+            f"transformers {before} and {after}.</caption><thead><tr>{head}</tr></thead>"
+            f"<tbody>{''.join(lines)}</tbody></table></div>"
+        )
+        return [nodes.raw("", table, format="html")]
+
+
 def _line(row: Mapping[str, str]) -> str:
     name = html.escape(row["type"])
     cells = []
@@ -206,4 +252,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("atlas", Field)
     app.add_directive("atlas-figure", Figure)
     app.add_directive("atlas-table", Types)
+    app.add_directive("atlas-changes", Changes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -136,15 +136,21 @@ class Architectures(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         survey = pd.read_csv(data_directory() / "architectures.csv", keep_default_na=False)
         # What was not measured has no tables.
-        results = (survey["result"] + ": " + survey["tables"]).str.rstrip(": ")
-        lines = ["| result | architectures |", "|:---|---:|"]
+        survey["label"] = (survey["result"] + ": " + survey["tables"]).str.rstrip(": ")
+        of_pairs = survey["reads"].str.endswith("with texts")
         parts = []
-        for result, rows in survey.groupby(results):
-            reasons = rows["why"].map(" ({})".format).where(rows["why"] != "", "")
-            names = "; ".join(f"`{name}`" for name in rows["architecture"] + reasons)
-            lines.append(f"| {result} | {len(rows)} |")
-            parts.append(f":::{{dropdown}} {result}\n{names}\n:::\n")
-        return self.parse_text_to_nodes("\n".join([*lines, "", *parts]))
+        for heading, rows in (
+            ("texts, images or sounds alone", survey[~of_pairs]),
+            ("images or sounds with texts", survey[of_pairs]),
+        ):
+            parts.append(f"| {heading} | architectures |\n|:---|---:|")
+            results = rows.groupby("label")
+            parts[-1] += "".join(f"\n| {label} | {len(same)} |" for label, same in results)
+            for label, same in results:
+                reasons = same["why"].map(" ({})".format).where(same["why"] != "", "")
+                names = "; ".join(f"`{name}`" for name in same["architecture"] + reasons)
+                parts.append(f":::{{dropdown}} {label}\n{names}\n:::")
+        return self.parse_text_to_nodes("\n\n".join(parts))
 
 
 class ExecutionStatus(SphinxDirective):

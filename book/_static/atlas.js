@@ -3,7 +3,7 @@
 document.addEventListener("DOMContentLoaded", () => {
   const atlas = document.querySelector(".atlas");
   if (!atlas) return;
-  const { version, facts, texts, values, traps, types, failed } = JSON.parse(atlas.querySelector(".atlas-data").textContent);
+  const { version, before, facts, texts, values, traps, types, failed } = JSON.parse(atlas.querySelector(".atlas-data").textContent);
   const form = atlas.querySelector("form"), card = atlas.querySelector(".atlas-card");
   const table = document.querySelector(".atlas-types table"), body = table.tBodies[0];
   const make = (tag, properties = {}, ...inside) => {
@@ -31,14 +31,15 @@ document.addEventListener("DOMContentLoaded", () => {
   // --- The card ------------------------------------------------------------------------------------------------------------
   const code = (number, model) => make("pre", { tabIndex: 0 }, make("code", {}, texts[number].replaceAll('"MODEL"', JSON.stringify(model))));
   const link = (name) => make("a", { href: `#${name}` }, name);
-  const rows = (cells) => facts.flatMap(([, label, expected, surprising], place) => {
+  const rows = (cells, earlier) => facts.flatMap(([name, label, expected, surprising], place) => {
     const words = texts[cells[place]], differs = surprising.includes(cells[place]);
     if (!words) return [];
     const given = make("td", { className: differs ? "differs" : "" }, differs ? "≠ " : "", words);
+    if (name in earlier) given.append(make("small", {}, ` (${before}: ${texts[earlier[name]] || "nothing"})`));
     return [make("tr", {}, make("th", { scope: "row" }, label), make("td", {}, expected), given)];
   });
   const draw = (name, model = name, others = []) => {
-    const { made, reads, cells, traps: caught, plain, measured } = types[name] ?? {};
+    const { made, reads, cells, earlier, traps: caught, plain, measured } = types[name] ?? {};
     const head = make("h2", {}, make("code", {}, name));
     const more = others.length ? [make("p", {}, "Not this one? ", ...others.slice(0, 6).flatMap((other) => [link(other), " "]))] : [];
     if (!made) {
@@ -51,7 +52,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const parts = [head, ...more];
     parts.push(warnings.length ? make("ul", { className: "traps" }, ...warnings) : make("p", {}, "Nothing here would surprise you."));
     const list = make("table", { className: "table" }, make("caption", {}, `A small random ${name}, in transformers ${version}.`));
-    list.append(make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows(cells)));
+    list.append(make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows(cells, earlier)));
     parts.push(make("div", { className: "pst-scrollable-table-container", tabIndex: 0, role: "region", ariaLabel: "Facts" }, list));
     parts.push(make("p", {}, "With transformers alone:"), code(plain, model));
     if (texts[measured]) parts.push(make("p", {}, "With this library:"), code(measured, model));

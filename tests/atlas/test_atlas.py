@@ -6,6 +6,7 @@
 import os
 import random
 
+import pandas as pd
 import plainly
 import pytest
 import transformers
@@ -15,7 +16,7 @@ from analysis_book.atlas import cards
 from analysis_book.atlas.building import COLUMNS, row
 from analysis_book.atlas.small import running
 
-TABLE = cards.load()
+TABLE = cards.load(transformers.__version__)
 BUILT = TABLE[TABLE["result"] == cards.BUILT].set_index("type", drop=False)
 # A few of each kind, which the plain way may not know.
 ANEW = ("gpt2", "vit", "mamba", "gpt_oss")
@@ -25,9 +26,8 @@ COUNT = int(os.environ.get("ATLAS_CELLS", "10"))
 
 
 def test_there_is_a_row_for_each_type_of_the_version_that_is_installed():
-    assert {*TABLE["transformers"]} == {transformers.__version__}
     assert sorted(TABLE["type"]) == sorted(CONFIG_MAPPING_NAMES)
-    assert tuple(TABLE) == COLUMNS
+    assert tuple(TABLE) == (*COLUMNS, "measured")
     # What could not be had says why.
     assert (TABLE["result"] != "").all()
     assert not TABLE["result"].str.startswith("failed").any()
@@ -89,7 +89,7 @@ def test_what_the_page_says_of_types_is_in_the_table(column):
 
 @pytest.mark.parametrize("name", ANEW)
 def test_a_row_computed_anew_is_the_one_that_ships(name):
-    assert row(name) == BUILT.loc[name].to_dict()
+    assert row(name) == BUILT.loc[name].drop("measured").to_dict()
 
 
 def drawn(count):
@@ -115,3 +115,31 @@ def test_cells_drawn_by_lot_are_what_transformers_alone_says():
         if BUILT.loc[name, column] != plain:
             different.append((name, column, BUILT.loc[name, column], plain))
     assert not different
+
+
+def test_versions_are_compared_cell_by_cell(monkeypatch):
+    both = cards.load(transformers.__version__).set_index("type", drop=False)
+    old = both.loc[["bert", "gpt2", "llama", "vit"]].assign(transformers="5.9.0")
+    new = old.drop("vit").assign(transformers="5.10.0")
+    old.loc["llama", "result"] = "it takes more than 15 seconds"
+    new.loc["gpt2", "scale"] = "1"
+    new.loc["mamba"] = both.loc["mamba"].replace(transformers.__version__, "5.10.0")
+    monkeypatch.setattr(cards, "_read", lambda: pd.concat([new, old], ignore_index=True))
+    # By number, not by letter.
+    assert cards.versions() == ["5.9.0", "5.10.0"]
+    assert {*cards.load()["transformers"]} == {"5.10.0"}
+    changes = cards.changes("5.9.0", "5.10.0").set_index(["type", "fact"])
+    assert changes.to_dict("index") == {
+        ("gpt2", "scale"): {"before": both.loc["gpt2", "scale"], "after": "1"},
+        ("llama", "result"): {"before": "it takes more than 15 seconds", "after": cards.BUILT},
+        ("mamba", "result"): {"before": "", "after": cards.BUILT},
+        ("vit", "result"): {"before": cards.BUILT, "after": ""},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("gpt2", "texts.txt"), ("vit", "photos/"), ("qwen2_vl", "photos/:text")]
+)
+def test_lines_of_the_library_read_what_a_type_reads(name, data):
+    lines = cards.measured_lines(BUILT.loc[name], "MODEL")
+    assert f'load_corpus("{data}")' in lines

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis_book.atlas.cards import BUILT, measured_by_library
+from analysis_book.atlas.cards import BUILT
 from analysis_lib.files import package_directory
 
 # In the order of the table.
@@ -31,7 +31,7 @@ COLUMNS = (
     *("default_attention", "attentions_by_default"),
     *("left_padding", "left_padding_with_positions", "right_padding", "pad_positions"),
     *("rotation", "rotation_bases", "key_groups", "scale", "cap", "window"),
-    *("two_calls", "dtype", "measured"),
+    *("two_calls", "dtype"),
 )
 # Of one processor, for each type; the clock also counts what others do.
 SECONDS = 15
@@ -66,10 +66,7 @@ def row(model_type: str) -> dict[str, str]:
     known |= {"result": BUILT, "class": type(small.model).__name__}
     known |= {"reads": " and ".join(kinds) or "vectors"}
     known |= probe(small.model, small.inputs)
-    return known | {
-        "dtype": saved_in_half(small.model),
-        "measured": measured_by_library(model_type),
-    }
+    return known | {"dtype": saved_in_half(small.model)}
 
 
 def saved_in_half(model: object) -> str:
@@ -163,6 +160,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = options.types or sorted(CONFIG_MAPPING_NAMES)
     made = table(rows(names, folder, options.workers))
     made["transformers"] = transformers.__version__
+    if options.path.is_file():
+        # What it has of other versions stays.
+        kept = pd.read_csv(options.path, keep_default_na=False, dtype=str)
+        kept = kept[kept["transformers"] != transformers.__version__]
+        made = pd.concat([kept, made]).sort_values(["type", "transformers"])
     made.to_csv(options.path, index=False, lineterminator="\n")
 
 

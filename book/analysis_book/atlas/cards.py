@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
+from packaging.version import Version
 
 from analysis_lib.files import data_directory
 
 TABLE = "transformers_outputs.csv"
 BUILT = "built"
+# A corpus of what a type reads, as `load_corpus` takes it.
+DATA = {
+    "texts": "texts.txt",
+    "images": "photos/",
+    "sounds": "recordings/",
+    "images with texts": "photos/:text",
+    "sounds with texts": "recordings/:text",
+}
 # Of cells that say that there is nothing to say.
 EMPTY = ("none", "no text", "no attention", "no weights", "it takes no mask")
 UNSEEN = "not seen"
@@ -97,20 +106,64 @@ def values_of(cell: str) -> list[str]:
     return list(dict.fromkeys(values))
 
 
+# --- The table ------------------------------------------------------------------------------------
+
+
 @functools.cache
-def load() -> pd.DataFrame:
-    """The table of all types."""
-    return pd.read_csv(data_directory() / TABLE, keep_default_na=False, dtype=str)
+def _read() -> pd.DataFrame:
+    rows = pd.read_csv(data_directory() / TABLE, keep_default_na=False, dtype=str)
+    return rows.assign(measured=rows["type"].map(measured_by_library))
+
+
+def versions() -> list[str]:
+    """The versions of transformers that the table has, the oldest first."""
+    return sorted(_read()["transformers"].unique(), key=Version)
+
+
+def load(version: str = "") -> pd.DataFrame:
+    """The rows of a version of transformers, one per type (default: of the newest)."""
+    rows = _read()
+    return rows[rows["transformers"] == (version or versions()[-1])].reset_index(drop=True)
+
+
+def changes(before: str, after: str) -> pd.DataFrame:
+    """The cells that differ between two versions of transformers.
+
+    Types that one version lacks, or of which no model runs, have one row, whose fact is
+    ``result``.
+
+    Returns:
+        type, fact, before and after; empty where the version does not know the type.
+    """
+    facts = ["result", *(fact.name for fact in FACTS if fact.name != "measured")]
+    columns = [load(version).set_index("type")[facts].stack() for version in (before, after)]
+    cells = pd.concat(columns, axis="columns", keys=["before", "after"]).fillna("")
+    cells = cells.rename_axis(["type", "fact"]).reset_index()
+    results = cells[cells["fact"] == "result"].set_index("type")
+    built = results[["before", "after"]].eq(BUILT).all(axis="columns")
+    kept = (cells["fact"] == "result") | cells["type"].map(built)
+    return cells[kept & (cells["before"] != cells["after"])].reset_index(drop=True)
+
+
+@functools.cache
+def _survey() -> dict[str, list[dict[str, str]]]:
+    rows = pd.read_csv(data_directory() / "architectures.csv", keep_default_na=False)
+    return {name: same.to_dict("records") for name, same in rows.groupby("architecture")}
 
 
 def measured_by_library(model_type: str) -> str:
-    """What the survey has of a type: tables that equal a naive reference, or a reason."""
-    survey = pd.read_csv(data_directory() / "architectures.csv", keep_default_na=False)
-    rows = survey[survey["architecture"] == model_type]
-    if rows.empty:
-        return "not surveyed"
-    result = rows.iloc[0]
-    return result["tables"] or f"{result['result']}: {result['why']}"
+    """What the survey has of a type: tables that equal a naive reference, or a reason.
+
+    >>> measured_by_library("llava").partition(". ")[2]
+    'Images with texts: hidden states; queries, keys, values and attention; contributions'
+    """
+    results = []
+    for result in _survey().get(model_type, []):
+        said = result["tables"] or f"{result['result']}: {result['why']}"
+        if "with" in result["reads"]:
+            said = f"{result['reads'].capitalize()}: {said}"
+        results.append(said)
+    return ". ".join(results) or "not surveyed"
 
 
 # --- What to do -----------------------------------------------------------------------------------
@@ -205,18 +258,19 @@ def plain_lines(row: Mapping[str, str], name: str) -> str:
 
 def measured_lines(row: Mapping[str, str], name: str) -> str:
     """The same with ``measure``, as code; empty if the library does not measure the type."""
-    tables = row["measured"]
-    if "hidden states" not in tables:
+    measured = [result for result in _survey().get(row["type"], []) if result["tables"]]
+    if not measured:
         return ""
+    data = json.dumps(DATA[measured[0]["reads"]])
     lines = [
         "from analysis_lib import load_corpus, load_model, measure",
         "",
     ]
     metrics = "anisotropy"
-    if "attention" in tables:
+    if "attention" in measured[0]["tables"]:
         metrics = "anisotropy,attention_entropy"
     model = json.dumps(name)
-    lines.append(f'tables = measure(load_model({model}), load_corpus("texts.txt"), "{metrics}")')
+    lines.append(f'tables = measure(load_model({model}), load_corpus({data}), "{metrics}")')
     lines.append("# Layer 0: embeddings; layer l: output of block l.")
     lines.append('tables["anisotropy"].query("space == \'hidden\'")')
     return "\n".join(lines)
