@@ -25,6 +25,7 @@ from analysis_lib.capture.activations import (
     LOGITS,
     OF_ATTENTION,
     SCORES,
+    UNROTATED,
     WEIGHTS,
     Activations,
     CurrentLayer,
@@ -34,12 +35,13 @@ from analysis_lib.capture.attention_rows import AttentionWeights, Softmax, atten
 from analysis_lib.capture.interventions import SIDES
 from analysis_lib.capture.masks import LongMask
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
-from analysis_lib.capture.tokens import Visibility
+from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.calls import angles_of
 from analysis_lib.models.factors import AttentionSeen, OwnAttention
 from analysis_lib.models.parts import Attention
+from analysis_lib.models.rotations import rotated, turn_of, unrotated
 
 # Name under which the attention function is registered.
 IMPLEMENTATION = "analysis_lib"
@@ -106,7 +108,7 @@ class InterfaceAttention:
                 return query.new_zeros(*query.shape[:3], value.shape[-1])
             if query.shape[2] < layer.activations.tokens.mask.shape[1] and mask is None:
                 return self._window(module, query, key, value, *given)
-            changed = self._changed(query, key, value, mask)
+            changed = self._changed(module, query, key, value, mask)
             return self._captured(module, *changed, *given)
         block = layer.activations
         number, stack = beside
@@ -132,7 +134,8 @@ class InterfaceAttention:
         """
         layer = self.layer
         number = layer.activations.layer
-        if any((site, number) in layer.changes for site in (*SIDES, *SIDES.values(), "weights")):
+        sites = *SIDES, *SIDES.values(), *UNROTATED, "weights"
+        if any((site, number) in layer.changes for site in sites):
             raise AnalysisError(
                 f"the attention of layer {number} is computed in windows of an image, which no "
                 "intervention changes: name other layers or another site"
@@ -185,6 +188,7 @@ class InterfaceAttention:
 
     def _changed(
         self,
+        module: nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -202,11 +206,27 @@ class InterfaceAttention:
                     arguments = self.projections.call.arguments
                     self.projections.call = replace(call, arguments=arguments)
             tokens = None if space == "query" else keys
+            values = self._changed_before_rotation(module, space, values, tokens)
             changed.append(layer.changed(space, values, tokens))
         hidden = layer.changes.masked(layer.activations.layer, keys.on(query.device))
         if hidden is not None:
             mask = _without(hidden, mask, query.shape[2])
         return (*changed, mask)
+
+    def _changed_before_rotation(
+        self, module: nn.Module, space: str, values: Tensor, tokens: Tokens | None
+    ) -> Tensor:
+        """Queries or keys after interventions on their vectors before rotation."""
+        layer = self.layer
+        site = f"{space}_unrotated"
+        rotation = self.own[module].rotates
+        if rotation is None or (site, layer.activations.layer) not in layer.changes:
+            return values
+        turn = turn_of(angles_of(self.projections.call.arguments), rotation, wide(values))
+        before = unrotated(wide(values), turn, rotation)
+        # What does not change keeps its bits.
+        change = layer.changed(site, before, tokens) - before
+        return values + rotated(change, turn, rotation).to(values.dtype)
 
     def _captured(
         self,

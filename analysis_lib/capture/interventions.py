@@ -31,7 +31,7 @@ from analysis_lib.errors import (
 # Sites where vectors can be changed.
 SITES = (
     *("residual", "attention_input", "query_side", "key_side", "value_side"),
-    *("query", "key", "value", "weights"),
+    *("query", "key", "value", "query_unrotated", "key_unrotated", "weights"),
 )
 # Sites where only the queries, the keys or the values of a layer are made from a changed input.
 SIDES = {"query_side": "query", "key_side": "key", "value_side": "value"}
@@ -62,8 +62,10 @@ class Replace:
             ``attention_input`` (the input of the attention of layer l), ``key_side`` (the keys of
             layer l are made from a changed input; queries, values and the residual stream are not;
             likewise ``query_side`` and ``value_side``), ``query``, ``key``, ``value`` (as they
-            enter attention, by head), or ``weights`` (the chosen tokens are masked as keys, with no
-            replacement; a query that would see no key at all keeps its keys).
+            enter attention, by head), ``query_unrotated`` or ``key_unrotated`` (the same before
+            they are rotated by position, in layers that rotate them), or ``weights`` (the chosen
+            tokens are masked as keys, with no replacement; a query that would see no key at all
+            keeps its keys).
         layers: numbers of layers as in the tables; None for all that have the site.
         dimensions: B selects these dimensions; None for all.
         directions: B projects on these directions instead: ``mean`` (of the layer), a number k (its

@@ -80,6 +80,13 @@ def unrotated(
     return torch.cat([vectors[..., : rotation.first], before, vectors[..., end:]], -1)
 
 
+def rotated(
+    vectors: Float[Tensor, "utterance head token dim"], turn: Turn, rotation: Rotation
+) -> Float[Tensor, "utterance head token dim"]:
+    """Queries or keys after their rotation; the inverse of :func:`unrotated`."""
+    return unrotated(vectors, 1 / turn, rotation)
+
+
 def _in_order(
     pairs: Complex[Tensor, "*batch pair"], interleaved: bool
 ) -> Float[Tensor, "*batch dim"]:

@@ -187,18 +187,25 @@ def arm(
 def drift(model: LoadedModel, corpus: Corpus) -> pd.DataFrame:
     """Rows of :func:`layer_by_layer` without the mean query of each head, or the mean key.
 
-    The means are of other texts. The mean key, which moves nothing, is taken away in every fifth
-    layer.
+    The means are of other texts, and of queries and keys before rotation where a layer rotates
+    them. Elsewhere the mean key moves nothing, and is taken away in every fifth layer.
+
+    Returns:
+        as there; the arms are ``unchanged`` and ``query`` and ``key``, or ``query_unrotated`` and
+        ``key_unrotated``.
     """
-    layers = range(1, len([*model.attending]) + 1)
     unchanged = Replace("query", by="nothing")
-    arms = {"unchanged": dict.fromkeys(layers, unchanged)}
-    changed_layers = {"query": layers, "key": layers[::5]}
-    for space, some in changed_layers.items():
-        changes = {}
-        for layer in some:
-            changes[layer] = Replace(space, layers=(layer,), by="centre", of="others")
-        arms[space] = changes
+    arms = {"unchanged": {}}
+    for layer, (_, attention) in enumerate(model.attending, 1):
+        arms["unchanged"][layer] = unchanged
+        spaces = ["query"]
+        if attention.rotates:
+            spaces = capture.UNROTATED
+        elif layer % 5 == 1:
+            spaces = ["query", "key"]
+        for space in spaces:
+            change = Replace(space, layers=(layer,), by="centre", of="others")
+            arms.setdefault(space, {})[layer] = change
     return layer_by_layer(model, corpus, arms)
 
 
