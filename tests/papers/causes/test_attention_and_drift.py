@@ -97,11 +97,24 @@ def test_the_verdicts_on_drift_follow_the_planted_entropy():
         found = {("Planted", "trained"): trained, ("Planted", "untrained"): untrained}
         names = {"found": found, "image_models": [], "title": str}
         rows = run_cells(
-            "causes/drift", "changes = pd.concat", "effects = means", "rows, judged = ", **names
+            "causes/drift", "every = pd.concat", "effects = means", "rows, judged = ", **names
         )["verdicts"]
         assert rows["verdict"].tolist() == verdicts
         values = (0.1, 0.001) if trained is sharper else (-0.001, 0.1)
         assert rows["value"].tolist() == pytest.approx(values)
+
+
+def test_the_mean_key_of_a_model_that_rotates_is_judged():
+    arms = {"unchanged": [0.4, 0.5], "query_unrotated": [0.5, 0.6], "key_unrotated": [0.46, 0.54]}
+    found = {("Planted", "trained"): planted(arms, "entropy")}
+    names = {"found": found, "image_models": [], "title": str}
+    rows = run_cells(
+        "causes/drift", "every = pd.concat", "effects = means", "rows, judged = ", **names
+    )["verdicts"]
+    assert rows.set_index("id")["value"].to_dict() == {
+        "causes-query-drift-sharpens": pytest.approx(0.1),
+        "causes-rotary-key-drift-sharpens": pytest.approx(0.05),
+    }
 
 
 def test_even_attention_cannot_fail_and_is_not_judged():
@@ -110,7 +123,7 @@ def test_even_attention_cannot_fail_and_is_not_judged():
     found = {("Planted", "trained"): trained, ("Planted", "untrained"): even}
     names = {"found": found, "image_models": [], "title": str}
     rows = run_cells(
-        "causes/drift", "changes = pd.concat", "effects = means", "rows, judged = ", **names
+        "causes/drift", "every = pd.concat", "effects = means", "rows, judged = ", **names
     )["verdicts"]
     assert rows[["id", "model"]].to_numpy().tolist() == [["causes-query-drift-sharpens", "Planted"]]
 
@@ -142,6 +155,17 @@ def test_variances_are_those_of_what_attention_reads(bert, corpus):
             read.append(out.hidden_states[1][0])
     expected = torch.cat(read).double().var(0, unbiased=False)
     np.testing.assert_allclose(table.query("layer == 2")["variance"], expected, rtol=1e-4)
+
+
+def test_where_keys_rotate_their_mean_before_rotation_is_taken_away(tmp_path, corpus):
+    llama = load_model(str(tiny.save(tmp_path / "llama", "llama")))
+    found = causes.drift(llama, corpus)
+    layers = len([*llama.attending])
+    assert [*found.index.unique("arm")] == ["unchanged", "query_unrotated", "key_unrotated"]
+    for arm in found.index.unique("arm"):
+        assert [*found.loc[arm].index.unique("layer")] == [*range(1, layers + 1)]
+    change = found.loc["key_unrotated", "entropy"] - found.loc["unchanged", "entropy"]
+    assert change["all"].abs().min() > 1e-6
 
 
 def test_each_layer_is_changed_alone_and_the_mean_key_moves_nothing(bert, corpus):
