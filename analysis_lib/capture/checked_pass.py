@@ -42,6 +42,8 @@ ROUNDING = 128 * torch.finfo(torch.float32).eps
 AGREEMENT = torch.finfo(torch.float64).eps ** 0.5
 # Number of tokens of a text for which the two are compared.
 CHECKED = 128
+# Attributes of a tensor, and what says as little of its numbers.
+DESCRIPTIONS = ("__get__", "is_floating_point")
 # Functions of tensors that change their first argument and do not end in an underscore.
 CHANGES = ("__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 
@@ -282,6 +284,9 @@ class _DoublePrecision(TorchFunctionMode):
             # Of a large vocabulary, the words that are read alone.
             return _in_double(function(*args, **kwargs))
         name = getattr(function, "__name__", "")
+        if name in DESCRIPTIONS:
+            # A weight is not converted to ask for its type.
+            return _in_double(function(*args, **kwargs))
         changed = []
         if args and (name in CHANGES or (name.endswith("_") and not name.endswith("__"))):
             # What is changed in place cannot be replaced by a copy.

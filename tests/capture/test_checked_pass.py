@@ -151,6 +151,19 @@ def test_the_check_needs_no_copy_of_the_model(dtype, tmp_path, monkeypatch):
     assert model.model.dtype == getattr(torch, dtype)
 
 
+def test_a_weight_is_not_converted_to_ask_for_its_type():
+    layer = torch.nn.Linear(64, 32, dtype=torch.bfloat16)
+    given = torch.ones(1, 64, dtype=torch.bfloat16)
+    with Doubles() as doubles, torch.no_grad(), checked_pass._DoublePrecision():
+        assert layer.weight.dtype == torch.float64
+        assert layer.weight.is_floating_point()
+        assert (layer.weight.shape, layer.weight.device.type) == ((32, 64), "cpu")
+        assert doubles.made == 0
+        made = layer(given)
+    expected = layer.weight.double() @ given[0].double() + layer.bias.double()
+    torch.testing.assert_close(made[0], expected, rtol=1e-14, atol=0)
+
+
 def test_no_memory_for_double_precision_is_said(monkeypatch):
     model, words = tiny.build("bert")
     loaded = LoadedModel("large", "seed 0", model, words)
