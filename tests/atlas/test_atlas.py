@@ -122,6 +122,7 @@ def test_versions_are_compared_cell_by_cell(monkeypatch):
     old = both.loc[["bert", "gpt2", "llama", "vit"]].assign(transformers="5.9.0")
     new = old.drop("vit").assign(transformers="5.10.0")
     old.loc["llama", "result"] = "it takes more than 15 seconds"
+    old.loc["bert", "result"], new.loc["bert", "result"] = "it fails", "it fails otherwise"
     new.loc["gpt2", "scale"] = "1"
     new.loc["mamba"] = both.loc["mamba"].replace(transformers.__version__, "5.10.0")
     monkeypatch.setattr(cards, "_read", lambda: pd.concat([new, old], ignore_index=True))

@@ -129,7 +129,7 @@ def load(version: str = "") -> pd.DataFrame:
 def changes(before: str, after: str) -> pd.DataFrame:
     """The cells that differ between two versions of transformers.
 
-    Types that one version lacks, or of which no model runs, have one row, whose fact is
+    Types that one version lacks, or of which it runs no model, have one row, whose fact is
     ``result``.
 
     Returns:
@@ -139,9 +139,12 @@ def changes(before: str, after: str) -> pd.DataFrame:
     columns = [load(version).set_index("type")[facts].stack() for version in (before, after)]
     cells = pd.concat(columns, axis="columns", keys=["before", "after"]).fillna("")
     cells = cells.rename_axis(["type", "fact"]).reset_index()
-    results = cells[cells["fact"] == "result"].set_index("type")
-    built = results[["before", "after"]].eq(BUILT).all(axis="columns")
-    kept = (cells["fact"] == "result") | cells["type"].map(built)
+    results = cells[cells["fact"] == "result"].set_index("type")[["before", "after"]]
+    built = results.eq(BUILT).all(axis="columns")
+    # Two reasons for which no model runs are one.
+    results = results.isin(["", BUILT]).any(axis="columns")
+    is_result = cells["fact"] == "result"
+    kept = cells["type"].map(results).where(is_result, cells["type"].map(built))
     return cells[kept & (cells["before"] != cells["after"])].reset_index(drop=True)
 
 
