@@ -294,9 +294,9 @@ def test_a_figure_has_the_ink_of_its_theme(smoke_site, page, theme):
     assert page.locator("article img.figure").evaluate_all(filters) == ["none"]
     loaded = """(where) => [...document.querySelectorAll(`${where} img.figure`)]
         .some((image) => image.checkVisibility() && image.naturalWidth)"""
-    for where in ("figure.leading", "figure.slider"):
+    for where in ("figure.leading", "figure.slider", ".cell_output figure:not(.slider, .view)"):
         # Pictures are loaded once they are near.
-        page.locator(where).scroll_into_view_if_needed()
+        page.locator(where).first.scroll_into_view_if_needed()
         page.wait_for_function(loaded, arg=where)
         found = lights(page.locator(f"{where} img.figure").locator("visible=true").first)
         if theme == "dark":
