@@ -228,6 +228,11 @@ def refuse_too_large(name: str, settings: Mapping[str, object]) -> None:
                 raise AnalysisError(f"{name}: {setting} is {value}: give {most} or fewer")
 
 
+def reads_padding(config: PreTrainedConfig) -> bool:
+    """Whether a model was trained on texts padded to its length, and attends to the padding."""
+    return config.get_text_config().model_type in PADDED_TEXTS
+
+
 def is_encoder_alone(config: PreTrainedConfig) -> bool:
     """Whether a configuration is that of an encoder alone, such as a ``T5EncoderModel``."""
     return any(architecture.endswith("EncoderModel") for architecture in config.architectures or ())
