@@ -162,7 +162,8 @@ class Metric(ABC):
         interval: the column whose jackknife interval the table gives as ``ci_low`` and ``ci_high``,
             if any. Without one, ``rows`` gets one replicate at a time.
         by_space: whether the second word of every key is a space; the table then has one, too.
-        limits: the range of that column, to which its interval is cut.
+        limits: the range of that column, to which its interval is cut; arrays if it differs along
+            the last axis.
         smooth: whether that column changes gradually when utterances are left out, as a mean or a
             cosine does and a median does not: see
             :func:`~analysis_lib.metrics.intervals.jackknife_interval`.
@@ -191,7 +192,7 @@ class Metric(ABC):
     optional: ClassVar[tuple[str, ...]] = ("head",)
     by_space: ClassVar[bool] = False
     interval: ClassVar[str | None] = None
-    limits: ClassVar[tuple[float, float] | None] = None
+    limits: ClassVar[tuple[float | np.ndarray, float | np.ndarray] | None] = None
     smooth: ClassVar[bool] = True
     counts: ClassVar[str | None] = None
     of_pairs_within_utterances: ClassVar[bool] = False
