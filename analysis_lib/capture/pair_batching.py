@@ -96,8 +96,10 @@ def _uncuttable(
     loaded: LoadedModel, inputs: Mapping[str, object], types: Tensor, settings: Settings
 ) -> str:
     """What to do about a pair that is too long, if its text cannot be cut."""
-    if settings.long_texts == "window" or "decoder_input_ids" in inputs:
+    if "decoder_input_ids" in inputs:
         return "shorten its text"
+    if settings.long_texts == "window":
+        return "shorten its text, or leave long_texts out, so that it is cut"
     ids = inputs["input_ids"]
     lost = torch.ones_like(types)
     lost[:, _beginning(loaded, ids)] = 0
@@ -118,7 +120,8 @@ def _at(kept: Tensor, values: object, count: int) -> object:
 
 def _padding(loaded: LoadedModel, inputs: Mapping[str, object], text: str) -> Tensor | None:
     """True at padding that the model attends to, as SigLIP does; None for other models."""
-    if "attention_mask" in inputs or not reads_padding(loaded.model.config):
+    config = loaded.model.config.get_text_config()
+    if "attention_mask" in inputs or not reads_padding(config):
         return None
     reader = loaded.processor
     ids = inputs["input_ids"]

@@ -153,7 +153,8 @@ class Metric(ABC):
             :mod:`~analysis_lib.measurement.versions`.
         needs: the spaces of ``capture.SPACES`` that ``update`` reads; ``weights`` for the entropy
             of attention rows and their mass by type of key, ``blocks`` for the weights themselves
-            (``activations.attention.reduce``), ``scores`` for sums of scores.
+            (``activations.attention.reduce``), ``scores`` for sums of scores, ``embeddings`` for
+            the output vectors of images and texts in a model that compares them.
         axes: names of the axes of the columns, after that of replicates. Each becomes a column of
             the table, of numbers from 0 or of the labels that ``rows`` returns by its name. Heads
             count from 1, and are missing for hidden vectors.

@@ -205,9 +205,8 @@ def arguments(
     Raises:
         AnalysisError: the processor fails, or makes no tokens of the text.
     """
-    length = None
-    if reads_padding(model.config):
-        length = model.config.get_text_config().max_position_embeddings
+    of_text = model.config.get_text_config()
+    length = of_text.max_position_embeddings if reads_padding(of_text) else None
     inputs = reader(content, text, length)
     if "input_ids" not in inputs:
         raise AnalysisError(f"its {type(reader.processor).__name__} makes no tokens of the text")
@@ -218,7 +217,7 @@ def arguments(
         inputs["decoder_input_ids"] = shifted(ids, are_tokens, _start_of(model))
     made = {name: placed(values, model) for name, values in inputs.items()}
     takes_all = any(part.kind is part.VAR_KEYWORD for part in accepted.values())
-    keeps = getattr(model.config.get_text_config(), "use_cache", False)
+    keeps = getattr(of_text, "use_cache", False)
     if "use_cache" in accepted or (takes_all and keeps and not is_encoder_decoder(model)):
         made["use_cache"] = False
     return made

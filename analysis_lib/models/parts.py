@@ -232,8 +232,8 @@ def refuse_too_large(name: str, settings: Mapping[str, object]) -> None:
 
 
 def reads_padding(config: PreTrainedConfig) -> bool:
-    """Whether a model was trained on texts padded to its length, and attends to the padding."""
-    return config.get_text_config().model_type in PADDED_TEXTS
+    """Whether a model of texts was trained on padded ones, and attends to the padding."""
+    return config.model_type in PADDED_TEXTS
 
 
 def is_encoder_alone(config: PreTrainedConfig) -> bool:
