@@ -142,7 +142,22 @@ SETTINGS: dict[str, tuple[dict, dict, dict]] = {
         {},
         {},
     ),
-    "siglip2": ({"vision_config": {"patch_size": 16, "num_patches": 256}}, {}, {}),
+    # As published.
+    "siglip": ({"text_config": {"max_position_embeddings": 64}}, {}, {}),
+    "siglip2": (
+        {
+            "text_config": {"max_position_embeddings": 64},
+            "vision_config": {"patch_size": 16, "num_patches": 256},
+        },
+        {},
+        {},
+    ),
+    # A block whose windows are as wide as two tokens, and one without windows.
+    "qwen2_5_vl": (
+        {"vision_config": {"window_size": 32, "fullatt_block_indexes": [1]}},
+        {},
+        {},
+    ),
     "gemma3": ({"mm_tokens_per_image": 4}, {}, {"image_seq_length": 4}),
 }
 # Processors of types that transformers has no entry for.

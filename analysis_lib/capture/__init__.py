@@ -12,6 +12,7 @@ neither (``hooked.py``). The tokens behind the vectors of a stack are in ``stack
 from analysis_lib.capture.activations import (
     BESIDE,
     BLOCKS,
+    EMBEDDINGS,
     LOGITS,
     LOSS,
     MASKED,

@@ -30,6 +30,8 @@ OF_ATTENTION = frozenset({*SPACES, WEIGHTS, BLOCKS, LOGITS, SCORES} - {"hidden",
 # Outputs of the model, compared with those without changes: vectors, predictions of the next token,
 # and predictions of masked tokens in a separate pass.
 OUTPUT, LOSS, MASKED = "output", "loss", "masked"
+# The vectors of an image or a sound and of its text in a model that compares them.
+EMBEDDINGS = "embeddings"
 # Hidden vectors of a second model for the same items, see ``paired.py``.
 BESIDE = "beside"
 # The stack of cross-attention, and the stack of the further attentions of a block.
@@ -68,6 +70,8 @@ class Activations:
         attended: whether the layer's attention was captured.
         output: the output of the model, if a metric needs it or its predictions; it arrives
             separately, last.
+        embeddings: the vectors of images or sounds and those of their texts, each utterance x dim,
+            if a metric needs them; they arrive separately, last.
         beside: the hidden vectors of a second model, by layer, if two are compared; they are in the
             order of those of the first.
     """
@@ -83,6 +87,7 @@ class Activations:
     scores: ScoreSums | None = None
     attended: bool = False
     output: Output | None = None
+    embeddings: tuple[Tensor, Tensor] | None = None
     beside: dict[int, Vectors] = field(default_factory=dict)
     _in_bins: "dict[str, list[Activations]]" = field(default_factory=dict, init=False, repr=False)
 

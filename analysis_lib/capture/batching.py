@@ -18,7 +18,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.chat import answers, conversations
 from analysis_lib.models.pairs import MEDIA
-from analysis_lib.models.parts import PADDED_TEXTS
+from analysis_lib.models.parts import reads_padding
 from analysis_lib.models.sounds import steps_of, window_of
 from analysis_lib.models.tokenization import Encoded, encoded, padded, shifted
 
@@ -165,7 +165,8 @@ def make_batches(
         most_padding = tokens_per_batch
     chunks: list[list[int]] = []
     tokens = 0
-    lengths = [loaded.max_length if _reads_padding(loaded) else len(text) for text in texts]
+    is_padded = reads_padding(loaded.model.config)
+    lengths = [loaded.max_length if is_padded else len(text) for text in texts]
     for i in sorted(range(len(texts)), key=lengths.__getitem__):
         length = lengths[i]
         tokens += length
@@ -209,7 +210,7 @@ def _pad(
         }
     types = _types(loaded, texts, read)
     silent = None
-    if _reads_padding(loaded):
+    if reads_padding(loaded.model.config):
         other = texts[0].type_names.index("other")
         types = [_to_length(loaded, types[0], mask, other)]
         fill = {"input_ids": loaded.pad_id}
@@ -252,11 +253,6 @@ def _types(
     types = padded(rows, 0)["input_ids"]
     start = texts[0].type_names.index("first")
     return [types, functional.pad(types[:, :-1], (1, 0), value=start)][: len(read)]
-
-
-def _reads_padding(loaded: LoadedModel) -> bool:
-    """Whether the model was trained on texts padded to its length, and attends to the padding."""
-    return loaded.model.config.model_type in PADDED_TEXTS
 
 
 def _to_length(loaded: LoadedModel, rows: Tensor, mask: Tensor, fill: int) -> Tensor:

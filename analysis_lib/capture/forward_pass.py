@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 
 from analysis_lib.capture.activations import (
     CROSS,
+    EMBEDDINGS,
     FURTHER,
     LOSS,
     MASKED,
@@ -81,6 +82,12 @@ def captured_pass(
             tokens = blocks.layer.tokens_of(vectors[0].shape[1]).on(vectors[0].device)
             output_change = compared(given, plain, vectors, ids, tokens)
             receive(Activations(last.layer, last.stack, "", last.tokens, output=output_change))
+        if EMBEDDINGS in needs:
+            last = blocks.layer.activations
+            # One vector for an item, which may have several sequences in the last stack.
+            tokens = blocks.layer.unpadded(1)
+            pair = tuple(wide(output[name]) for name in loaded.layout.embeddings)
+            receive(Activations(last.layer, last.stack, "", tokens, embeddings=pair))
         if MASKED in needs:
             last = blocks.layer.activations
             predictions = _of_masked(loaded, batch, maps, changes)

@@ -1,6 +1,6 @@
 """Batches of images or sounds with texts: each pair alone, as the model's processor prepares it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from analysis_lib.corpora.token_types import PAIR_TYPES, TOKEN_TYPES
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.pairs import PairReader, arguments
+from analysis_lib.models.parts import reads_padding
 
 
 def pair_batches(
@@ -25,14 +26,16 @@ def pair_batches(
     """The pairs, each a batch of its own: images of several sizes have other numbers of tokens.
 
     Raises:
-        AnalysisError: a pair cannot be read, or is too long for the model.
+        AnalysisError: a pair cannot be read, or is too long for the model and cannot be cut.
     """
     for item, group in zip(items, groups, strict=True):
-        yield _batch(loaded, item, group, settings)
+        yield _batch(loaded, item, group, settings, reading)
         reading.utterances += 1
 
 
-def _batch(loaded: LoadedModel, item: Captioned, group: int, settings: Settings) -> Batch:
+def _batch(
+    loaded: LoadedModel, item: Captioned, group: int, settings: Settings, reading: Reading
+) -> Batch:
     reader = loaded.processor
     content = item.load()
     if reader.medium == "image":
@@ -44,13 +47,23 @@ def _batch(loaded: LoadedModel, item: Captioned, group: int, settings: Settings)
     except AnalysisError as error:
         raise AnalysisError(f"{loaded.name}: {item}: {error}") from error
     ids = inputs["input_ids"]
-    if ids.shape[1] > loaded.max_length:
-        raise AnalysisError(
-            f"{loaded.name} reads {loaded.max_length} tokens at once, and {item} has "
-            f"{ids.shape[1]} tokens: shorten it"
-        )
     types = _types(loaded, reader, ids, item.text)
+    count = ids.shape[1]
+    if count > loaded.max_length:
+        if remedy := _uncuttable(loaded, inputs, types, settings):
+            raise AnalysisError(
+                f"{loaded.name} reads {loaded.max_length} tokens at once, and {item} has "
+                f"{count} tokens: {remedy}"
+            )
+        kept = _beginning(loaded, ids)
+        inputs = {name: _at(kept, values, count) for name, values in inputs.items()}
+        ids = inputs["input_ids"]
+        types = types[:, kept]
+        reading.cut += 1
     mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+    silent = _padding(loaded, inputs, item.text)
+    if silent is not None:
+        types[silent] = PAIR_TYPES.index("other")
     common = {
         "groups": (group,),
         "special_tokens": settings.special_tokens,
@@ -58,12 +71,65 @@ def _batch(loaded: LoadedModel, item: Captioned, group: int, settings: Settings)
     }
     is_image = types[0] == PAIR_TYPES.index("image")
     grid = grid_of_tokens(inputs, is_image)
-    tokens = Tokens(mask, types, ids=ids, grid=grid, **common)
+    tokens = Tokens(mask, types, silent=silent, ids=ids, grid=grid, **common)
     shifted = None
     if (read := inputs.get("decoder_input_ids")) is not None:
         types = _of_pairs(loaded.token_types(read, _is_special(reader, read)))
         shifted = Tokens(torch.ones_like(read, dtype=torch.bool), types, ids=read, **common)
     return Batch(inputs, tokens=tokens, shifted=shifted, **common)
+
+
+def _end(loaded: LoadedModel, ids: Tensor) -> int:
+    """Number of special tokens that end a text."""
+    is_end = torch.isin(ids[0], torch.tensor(loaded.end_ids, device=ids.device))
+    return int(is_end.flip(0).cumprod(0).sum())
+
+
+def _beginning(loaded: LoadedModel, ids: Tensor) -> Tensor:
+    """Indices of as many first tokens as the model reads, with the special tokens at the end."""
+    index = torch.arange(ids.shape[1], device=ids.device)
+    end = _end(loaded, ids)
+    return torch.cat([index[: loaded.max_length - end], index[len(index) - end :]])
+
+
+def _uncuttable(
+    loaded: LoadedModel, inputs: Mapping[str, object], types: Tensor, settings: Settings
+) -> str:
+    """What to do about a pair that is too long, if its text cannot be cut."""
+    if "decoder_input_ids" in inputs:
+        return "shorten its text"
+    if settings.long_texts == "window":
+        return "shorten its text, or leave long_texts out, so that it is cut"
+    ids = inputs["input_ids"]
+    lost = torch.ones_like(types)
+    lost[:, _beginning(loaded, ids)] = 0
+    of_medium = [PAIR_TYPES.index(name) for name in ("image", "image_special", "sound")]
+    is_lost = lost.bool() & torch.isin(types, torch.tensor(of_medium, device=types.device))
+    if is_lost.any():
+        smaller = "smaller image" if loaded.processor.medium == "image" else "shorter sound"
+        return f"give a {smaller}, or a model that reads more"
+    return ""
+
+
+def _at(kept: Tensor, values: object, count: int) -> object:
+    """The values at some of ``count`` tokens; others than those of tokens are left as they are."""
+    if isinstance(values, Tensor) and values.shape == (1, count) and not values.is_floating_point():
+        return values[:, kept]
+    return values
+
+
+def _padding(loaded: LoadedModel, inputs: Mapping[str, object], text: str) -> Tensor | None:
+    """True at padding that the model attends to, as SigLIP does; None for other models."""
+    config = loaded.model.config.get_text_config()
+    if "attention_mask" in inputs or not reads_padding(config):
+        return None
+    reader = loaded.processor
+    ids = inputs["input_ids"]
+    length = len(reader.tokenizer(reader.prompt(text))["input_ids"])
+    index = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+    if reader.tokenizer.padding_side == "left":
+        index = index.flip(1)
+    return index >= length
 
 
 def _is_special(reader: PairReader, ids: Tensor) -> Tensor:

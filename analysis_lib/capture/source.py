@@ -7,6 +7,7 @@ from typing import Any
 from analysis_lib.capture.activations import (
     BESIDE,
     BLOCKS,
+    EMBEDDINGS,
     LOGITS,
     LOSS,
     MASKED,
@@ -26,8 +27,9 @@ from analysis_lib.models import LoadedModel
 from analysis_lib.models.devices import used
 from analysis_lib.models.parts import Layout
 
+# Inputs of metrics that the model's output provides.
+OF_OUTPUTS = frozenset({OUTPUT, LOSS, MASKED, EMBEDDINGS})
 # All inputs that a metric can need.
-OF_OUTPUTS = {OUTPUT, LOSS, MASKED}
 NEEDS = frozenset({*SPACES, WEIGHTS, BLOCKS, LOGITS, SCORES, BESIDE, *OF_OUTPUTS})
 # Size of weights in bytes from which on the operations of a model occupy all threads.
 LARGE = 2**30
@@ -129,6 +131,10 @@ class ModelSource(Source):
             )
         reasons[BESIDE] = "it compares two models, as `compare` does"
         layout = self.model.layout
+        if not layout.embeddings:
+            reasons[EMBEDDINGS] = (
+                "it does not compare an image or a sound with a text, as CLIP does"
+            )
         reasons |= without_rotation(layout)
         if all(attention.hooked for _, attention in self.model.attending):
             reasons[LOGITS] = "its attention shows weights, and no scores"

@@ -50,7 +50,7 @@ from analysis_lib.models.loading import checked_options, load_model, refuse_unlo
 PLACES = (
     *("positions", "type", "space", "layer", "head", "pair", "position", "from_position"),
     *("row", "column", "dimension"),
-    *("token_type", "query_type", "key_type", "term"),
+    *("token_type", "query_type", "key_type", "term", "measure"),
 )
 # Settings that ``compare`` and the callback of a Trainer pass to ``measure``: all except those that
 # they set themselves.

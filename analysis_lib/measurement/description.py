@@ -19,6 +19,7 @@ from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.intervals import FEW_UNITS
 from analysis_lib.models import LoadedModel, ModelName
+from analysis_lib.models.pairs import MEDIA
 
 # Share of unknown tokens from which on a note says so, and from which on numbers are unreliable.
 SOME_UNKNOWN, MUCH_UNKNOWN = 0.01, 0.1
@@ -67,7 +68,7 @@ class Subject:
             "versions": {name: store.installed_version(name) for name in PACKAGES},
         }
         longest = ""
-        if corpus.kind in ("text", "audio"):
+        if corpus.kind in ("text", "audio", *MEDIA):
             reader = model.shortest if isinstance(model, ModelPair) else model
             longest = capture.longest(reader, settings)
         return cls(run, longest, list(model.layout.uncaptured))

@@ -18,7 +18,7 @@ from analysis_lib.capture.given import FolderSpec, GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.paired import ModelPair, PairSource, PairSpec
-from analysis_lib.capture.source import ModelSource, Source
+from analysis_lib.capture.source import OF_OUTPUTS, ModelSource, Source
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
@@ -36,9 +36,6 @@ FIRST_PARTS = (1, 1, 2, 2)
 BATCHES_PER_PART = 6
 # Largest number of parts computed at once: each holds activations and sums of its own.
 MOST_AT_ONCE = 8
-
-# Inputs of metrics that the model's output provides.
-OF_OUTPUT = {capture.OUTPUT, capture.LOSS, capture.MASKED}
 
 # The sums of every metric, by its name, and the report.
 Result = tuple[dict[str, dict[Key, GroupSums]], Report]
@@ -233,13 +230,14 @@ def _measure_part(source: Source, part: _Part) -> Measured:
     needs = frozenset().union(*(metric.needs for metric in metrics))
 
     def receive(activations: capture.Activations) -> None:
+        # The model's output arrives separately, after the last layer.
+        is_output = activations.output is not None or activations.embeddings is not None
         for metric in metrics:
-            # The model's output arrives separately, after the last layer.
-            if activations.output is not None and not metric.needs & OF_OUTPUT:
+            if is_output and not metric.needs & OF_OUTPUTS:
                 continue
             if "final" not in activations.spaces or "final" in metric.needs:
                 metric.receive(activations)
-        if activations.output is None:
+        if not is_output:
             part.report.add(activations)
 
     for batch in part.batches:

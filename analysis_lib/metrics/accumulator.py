@@ -153,7 +153,8 @@ class Metric(ABC):
             :mod:`~analysis_lib.measurement.versions`.
         needs: the spaces of ``capture.SPACES`` that ``update`` reads; ``weights`` for the entropy
             of attention rows and their mass by type of key, ``blocks`` for the weights themselves
-            (``activations.attention.reduce``), ``scores`` for sums of scores.
+            (``activations.attention.reduce``), ``scores`` for sums of scores, ``embeddings`` for
+            the output vectors of images and texts in a model that compares them.
         axes: names of the axes of the columns, after that of replicates. Each becomes a column of
             the table, of numbers from 0 or of the labels that ``rows`` returns by its name. Heads
             count from 1, and are missing for hidden vectors.
@@ -162,7 +163,8 @@ class Metric(ABC):
         interval: the column whose jackknife interval the table gives as ``ci_low`` and ``ci_high``,
             if any. Without one, ``rows`` gets one replicate at a time.
         by_space: whether the second word of every key is a space; the table then has one, too.
-        limits: the range of that column, to which its interval is cut.
+        limits: the range of that column, to which its interval is cut; arrays if it differs along
+            the last axis.
         smooth: whether that column changes gradually when utterances are left out, as a mean or a
             cosine does and a median does not: see
             :func:`~analysis_lib.metrics.intervals.jackknife_interval`.
@@ -191,7 +193,7 @@ class Metric(ABC):
     optional: ClassVar[tuple[str, ...]] = ("head",)
     by_space: ClassVar[bool] = False
     interval: ClassVar[str | None] = None
-    limits: ClassVar[tuple[float, float] | None] = None
+    limits: ClassVar[tuple[float | np.ndarray, float | np.ndarray] | None] = None
     smooth: ClassVar[bool] = True
     counts: ClassVar[str | None] = None
     of_pairs_within_utterances: ClassVar[bool] = False

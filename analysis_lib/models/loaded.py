@@ -206,7 +206,7 @@ class LoadedModel:
             return self
         if kind not in self._readings:
             other = copy.copy(self)
-            for known in ("stacks", "paths", "_readings", "_checked", "_typed_ids"):
+            for known in ("stacks", "paths", "_readings", "_checked", "_typed_ids", "_positions"):
                 vars(other).pop(known, None)
             other.unsupported = {}
             other.transcriber = None
@@ -349,9 +349,12 @@ class LoadedModel:
     @cached_property
     def _positions(self) -> dict[str, float]:
         """Number of positions in the configuration and in tables of positions, by their names."""
+        config = self.model.config
+        if self.kind in MEDIA:
+            config = config.get_text_config()
         limits = {}
         for name in _LENGTHS:
-            length = getattr(self.model.config, name, None)
+            length = getattr(config, name, None)
             # XLNet has -1, for no limit.
             limits[name] = math.inf if length in (None, 0, -1) else length
         for name, module in self.model.named_modules():

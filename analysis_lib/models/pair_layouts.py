@@ -33,6 +33,8 @@ from analysis_lib.models.reading import first_line
 BESIDE = ("before", "after")
 # Names of the arguments that hold an image or a sound.
 FILES = {"pixel_values", "input_features", "input_values", "audio_input_features"}
+# Outputs of models with two towers that hold the vector of a text.
+_OF_TEXTS = ("text_embeds", "text_audio_embeds")
 
 
 def find_pair_layout(
@@ -107,7 +109,21 @@ def _layout(name: str, trace: Trace, reader: PairReader) -> Layout:
         class_tokens=max(0, leading - registers),
         uncaptured=uncaptured(trace, stacks, kept),
         listed=False,
+        embeddings=_embeddings(trace, reader),
     )
+
+
+def _embeddings(trace: Trace, reader: PairReader) -> tuple[str, ...]:
+    """The outputs with a vector of the image or sound and one of the text, if there are both."""
+    output = trace.output if isinstance(trace.output, Mapping) else {}
+    of_file = output.get(f"{reader.medium}_embeds")
+    for name in _OF_TEXTS:
+        of_text = output.get(name)
+        if of_file is None or of_text is None:
+            continue
+        if of_file.dim() == 2 and of_file.shape == of_text.shape:
+            return f"{reader.medium}_embeds", name
+    return ()
 
 
 def _refuse_alternating(

@@ -21,6 +21,7 @@ from transformers.utils import is_torchvision_available
 from analysis_lib.errors import AnalysisError, require_extra
 from analysis_lib.models.calls import signature_of
 from analysis_lib.models.devices import placed
+from analysis_lib.models.parts import reads_padding
 from analysis_lib.models.probe import is_encoder_decoder
 from analysis_lib.models.reading import first_line
 from analysis_lib.models.tokenization import Tokenizer, shifted
@@ -103,8 +104,14 @@ class PairReader:
         content = [{"type": self.medium}, {"type": "text", "text": text}]
         return self.processor.apply_chat_template([{"role": "user", "content": content}])
 
-    def __call__(self, content: "Image | np.ndarray", text: str) -> dict[str, Tensor]:
+    def __call__(
+        self, content: "Image | np.ndarray", text: str, length: int | None = None
+    ) -> dict[str, Tensor]:
         """The arguments of a model for an image, or for samples at the rate it reads, and a text.
+
+        Args:
+            length: the number of tokens to which the text is padded; None for that of the
+                processor.
 
         Raises:
             AnalysisError: the processor or its chat template fails.
@@ -112,6 +119,8 @@ class PairReader:
         try:
             prompt = self.prompt(text)
             options = {"return_tensors": "pt"}
+            if length is not None:
+                options |= {"padding": "max_length", "max_length": length}
             start = getattr(self.tokenizer, "bos_token", None)
             if start and self.placeholder is None and prompt.startswith(start):
                 # The template has put it there already.
@@ -196,7 +205,9 @@ def arguments(
     Raises:
         AnalysisError: the processor fails, or makes no tokens of the text.
     """
-    inputs = reader(content, text)
+    of_text = model.config.get_text_config()
+    length = of_text.max_position_embeddings if reads_padding(of_text) else None
+    inputs = reader(content, text, length)
     if "input_ids" not in inputs:
         raise AnalysisError(f"its {type(reader.processor).__name__} makes no tokens of the text")
     accepted = signature_of(type(model)).parameters
@@ -206,7 +217,7 @@ def arguments(
         inputs["decoder_input_ids"] = shifted(ids, are_tokens, _start_of(model))
     made = {name: placed(values, model) for name, values in inputs.items()}
     takes_all = any(part.kind is part.VAR_KEYWORD for part in accepted.values())
-    keeps = getattr(model.config.get_text_config(), "use_cache", False)
+    keeps = getattr(of_text, "use_cache", False)
     if "use_cache" in accepted or (takes_all and keeps and not is_encoder_decoder(model)):
         made["use_cache"] = False
     return made

@@ -170,6 +170,8 @@ class Layout:
         maps: whether a hidden state is a feature map of an image, as in convolutional networks.
         uncaptured: the paths of modules whose attention is not captured.
         listed: whether the layout is an entry of the list; otherwise it was found by a trace.
+        embeddings: the outputs of a model with two towers that compare an image or a sound with a
+            text, by name: the vector of the one and that of the other.
     """
 
     stacks: tuple[Stack, ...]
@@ -180,6 +182,7 @@ class Layout:
     maps: bool = False
     uncaptured: tuple[str, ...] = ()
     listed: bool = True
+    embeddings: tuple[str, ...] = ()
 
     @property
     def reads_texts_too(self) -> bool:
@@ -226,6 +229,11 @@ def refuse_too_large(name: str, settings: Mapping[str, object]) -> None:
         for part, most in MOST.items():
             if part in setting and isinstance(value, int | float) and value > most:
                 raise AnalysisError(f"{name}: {setting} is {value}: give {most} or fewer")
+
+
+def reads_padding(config: PreTrainedConfig) -> bool:
+    """Whether a model of texts was trained on padded ones, and attends to the padding."""
+    return config.model_type in PADDED_TEXTS
 
 
 def is_encoder_alone(config: PreTrainedConfig) -> bool:

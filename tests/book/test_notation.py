@@ -6,7 +6,9 @@ import math
 import re
 from pathlib import Path
 
+import composite
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 import tiny
@@ -22,7 +24,7 @@ ROTARY = ("rotary_pairs", "qk_alignment_unrotated")
 # rotation, one that rotates; the similarity of two models, both.
 OTHERS = ("next_token_loss", "masked_token_loss", "output_change", "representation_similarity")
 # What is of pictures has no rows of a text.
-OTHERS += ("attention_by_patch",)
+OTHERS += ("attention_by_patch", "pair_cosine")
 OF_ANY_MODEL = [name for name in metrics.METRICS if name not in (*OTHERS, *ROTARY)]
 
 
@@ -211,12 +213,39 @@ def of_picture():
     return measure(model, picture, "attention_by_patch", progress=False)["attention_by_patch"]
 
 
+@pytest.fixture(scope="module")
+def of_pairs():
+    """Vectors of pictures and of texts at unit length, by a tiny CLIP, and the table."""
+    model, processor = composite.build("clip")
+    random = np.random.default_rng(0)
+    pictures = [random.integers(0, 256, (32, 32, 3), dtype=np.uint8) for _ in range(3)]
+    both = [], []
+    for picture, text in zip(pictures, tiny.TEXTS, strict=False):
+        with torch.no_grad():
+            output = model(**processor(images=picture, text=text, return_tensors="pt"))
+        for made, vectors in zip(both, (output.image_embeds, output.text_embeds), strict=True):
+            made.append(vectors[0].double())
+    pairs = pd.DataFrame({"image": pictures, "text": tiny.TEXTS[:3]})
+    table = measure(model, pairs, "pair_cosine", processor=processor, progress=False)
+    return [torch.stack(made) for made in both], table["pair_cosine"]
+
+
+def test_the_lines_of_the_cosine_of_pairs(of_pairs):
+    (u, v), table = of_pairs
+    names = {"u": u, "v": v}
+    exec(_lines("pair_cosine"), names)
+    for name, value in table.set_index("measure")["value"].items():
+        assert float(names[name]) == pytest.approx(value, abs=1e-6), name
+    assert len(table) == 4
+
+
 @pytest.mark.parametrize("name", metrics.METRICS)
-def test_every_table_has_its_section_with_its_columns(given, of_two, of_picture, name):
+def test_every_table_has_its_section_with_its_columns(given, of_two, of_picture, of_pairs, name):
     sections = re.split(r"\n(?=#{2,3} )", PAGE.read_text(encoding="utf-8"))
     (section,) = [text for text in sections if f"`{name}`" in text.partition("\n")[0]]
     tables = {**given[1], "representation_similarity": of_two[1]}
     tables["attention_by_patch"] = of_picture
+    tables["pair_cosine"] = of_pairs[1]
     columns = tables[name] if name in tables else metrics.METRICS[name].columns
     explained = {*re.findall(r"`(\w+)`", section)}
     assert {*columns} <= explained

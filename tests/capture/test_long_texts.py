@@ -14,9 +14,8 @@ from analysis_lib.capture.batching import make_batches
 from analysis_lib.capture.checked_pass import check
 from analysis_lib.capture.forward_pass import captured_pass
 from analysis_lib.capture.inputs import Batch, Settings
-from analysis_lib.capture.source import as_source
+from analysis_lib.capture.source import OF_OUTPUTS, as_source
 from analysis_lib.capture.tokens import Tokens
-from analysis_lib.measurement.shards import OF_OUTPUT
 from analysis_lib.metrics import METRICS
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.live import live_model
@@ -150,7 +149,7 @@ def test_no_tensor_grows_with_the_square_of_a_length(make, needs, monkeypatch):
 
 def metrics_of(model: LoadedModel) -> list[str]:
     """Names of the metrics that the model has, except those of what it gives out."""
-    absent = OF_OUTPUT | {*as_source(model).unsupported(tiny.TEXTS, Settings())}
+    absent = OF_OUTPUTS | {*as_source(model).unsupported(tiny.TEXTS, Settings())}
     # Texts have no patches.
     of_texts = {name: metric for name, metric in METRICS.items() if name != "attention_by_patch"}
     return [name for name, metric in of_texts.items() if not metric.needs <= absent]

@@ -395,8 +395,9 @@ def model() -> LoadedModel:
 # Predicting tokens takes a model that does; what an intervention changes takes one; the similarity
 # of two models takes both.
 OTHERS = ("next_token_loss", "masked_token_loss", "output_change", "representation_similarity")
-# ``attention_by_patch`` is of pictures.
-OF_ANY_MODEL = [name for name in metrics.METRICS if name not in (*OTHERS, "attention_by_patch")]
+# Of pictures, and of pictures with texts.
+OF_PICTURES = ("attention_by_patch", "pair_cosine")
+OF_ANY_MODEL = [name for name in metrics.METRICS if name not in (*OTHERS, *OF_PICTURES)]
 
 
 @dataclass

@@ -1,11 +1,14 @@
 """How pairs are given to a processor, which tokens they become, and what is refused."""
 
 import composite
+import naive
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from reference import DoublePrecision
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
@@ -85,13 +88,81 @@ def test_a_folder_is_measured_like_the_model_it_was_saved_from(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a " * 2000, "shorten it"), ("an <image> of an owl", "cannot read it")],
+    [("a " * 2000, "shorten its text"), ("an <image> of an owl", "cannot read it")],
 )
 def test_a_pair_that_cannot_be_read_is_one_line(text, words):
     with pytest.raises(AnalysisError, match=words) as raised:
-        measure(live(), pairs(text), "anisotropy", progress=False)
+        measure(live(), pairs(text), "anisotropy", long_texts="window", progress=False)
     assert "\n" not in str(raised.value)
     assert "LlavaModel" in str(raised.value)
+
+
+@pytest.mark.parametrize(("model_type", "length"), [("clip", 16), ("llava", 30)])
+def test_a_text_that_is_too_long_is_cut_as_the_tokenizer_cuts_it(model_type, length):
+    model = live(model_type).reading("image+text")
+    processor = model.processor.processor
+    # A token before a text, and one behind it.
+    tokenizer = model.tokenizer
+    ends = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
+    framed = TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    tokenizer.backend_tokenizer.post_processor = framed
+    tokenizer.model_max_length = length
+    reading = Reading()
+    items = pairs("an owl sees a tree, and waits", "owls").items
+    batch, short = batches(model, items, [0, 0], Settings(), reading)
+    text = model.processor.placeholder + items[0].text
+    given = {"images": items[0].load(), "text": text, "return_tensors": "pt"}
+    cut = processor(**given, truncation=True, max_length=length)
+    assert {*cut} == {*batch.inputs} - {"use_cache"}
+    for name, values in cut.items():
+        assert torch.equal(batch.inputs[name], values.to(batch.inputs[name].dtype))
+    assert batch.inputs["input_ids"].shape == (1, length)
+    assert reading.cut == 1
+    # Types are those of the whole text.
+    type_names = [batch.type_names[index] for index in batch.tokens.types[0]]
+    assert type_names.count("image") == (16 if model_type == "llava" else 0)
+    assert type_names[-2:] == ["other", "sep"]
+    assert short.inputs["input_ids"].shape[1] < length
+
+
+def test_a_cut_is_noted():
+    model = live()
+    model.tokenizer.model_max_length = 30
+    tables = measure(model, pairs("an owl sees a tree, and waits"), "anisotropy", progress=False)
+    assert "longer than the 30 tokens" in " ".join(tables.run["notes"])
+    model.tokenizer.model_max_length = 10
+    with pytest.raises(AnalysisError, match="give a smaller image, or a model that reads more"):
+        measure(model, pairs("an owl"), "anisotropy", progress=False)
+
+
+def test_padding_that_siglip_reads_counts_as_keys_alone():
+    model, processor = composite.build("siglip")
+    model = naive.in_double(model)
+    # As in the published tokenizers.
+    processor.tokenizer.model_input_names = ["input_ids"]
+    texts = ("One tree.", "an owl")
+    metrics = "anisotropy,attention_entropy"
+    tables = measure(model, pairs(*texts), metrics, processor=processor, progress=False)
+    of_text = tables.layers["stack"] == "text_model"
+    layers = [*tables.layers["layer"][of_text]]
+    counted = sum(len(ids) for ids in processor.tokenizer([*texts])["input_ids"])
+    hidden = tables["anisotropy"].query("space == 'hidden' and layer in @layers")
+    assert len(hidden) == len(layers)
+    assert (hidden["tokens"] == counted).all()
+    positions = model.config.text_config.max_position_embeddings
+    entropies = []
+    for text in texts:
+        ids = processor.tokenizer(
+            text, padding="max_length", max_length=positions, return_tensors="pt"
+        )
+        own = len(processor.tokenizer(text)["input_ids"])
+        with torch.no_grad(), DoublePrecision():
+            output = model.text_model(**ids, output_attentions=True)
+        weights = torch.cat(output.attentions)[:, :, :own]
+        entropies.append(torch.special.entr(weights).sum(-1))
+    wanted = torch.cat(entropies, -1).mean(-1).flatten().numpy()
+    rows = tables["attention_entropy"].query("layer in @layers")
+    assert rows["entropy_nats"].to_numpy() == pytest.approx(wanted, abs=1e-8)
 
 
 def test_a_template_that_raises_is_one_line():

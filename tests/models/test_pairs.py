@@ -27,7 +27,8 @@ from analysis_lib.models.pairs import pair_kinds
 
 TYPES = (
     *("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paligemma", "gemma3", "idefics3", "internvl"),
-    *("llava_next", "llava_onevision", "blip-2", "florence2", "git", "clip", "qwen2_audio"),
+    *("llava_next", "llava_onevision", "blip-2", "florence2", "git"),
+    *("clip", "siglip", "qwen2_audio"),
 )
 TEXTS = ("a cat, and a dog.", "One tree", "The owl sees, and waits.")
 TOLERANCE = 1e-8
@@ -87,6 +88,9 @@ def prepared(model: LoadedModel) -> list[dict[str, Tensor]]:
         if model.processor.placeholder is None and text.startswith(processor.tokenizer.bos_token):
             # As ``apply_chat_template`` does it.
             options["add_special_tokens"] = False
+        if model.model.config.model_type == "siglip":
+            # As its documentation asks for.
+            options |= {"padding": "max_length", "max_length": 64}
         if medium == "image":
             made = processor(images=row["image"].convert("RGB"), text=text, **options)
         else:
