@@ -15,6 +15,8 @@ BUILT = "built"
 # Of cells that say that there is nothing to say.
 EMPTY = ("none", "no text", "no attention", "no weights", "it takes no mask")
 UNSEEN = "not seen"
+# How the kinds of attentions begin that are weights.
+OF_WEIGHTS = ("weights", "part of")
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def traps(row: Mapping[str, str]) -> list[str]:
     if BY_NAME["state_axes"].surprises(row["state_axes"]):
         names.append("streams")
     kinds = row["attention_kind"]
-    if any(word in kinds for word in ("state", "scores", "other", "a dict", "a tuple")):
+    if any(not kind.startswith(OF_WEIGHTS) for kind in values_of(kinds) if kind not in EMPTY):
         names.append("not-weights")
     if BY_NAME["row_sums"].surprises(row["row_sums"]) or "before a sink" in kinds:
         names.append("sinks")

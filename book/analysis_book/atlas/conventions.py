@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from analysis_book.atlas.tracing import Rotation, Trace
+from analysis_book.atlas.tracing import Rotation, Trace, alike
 
 # Rows of weights add up to 1 within this.
 NEAR = 1e-3
 WEIGHTS = "weights"
 WITH_SINK = "weights beside a sink"
 BEFORE_SINK = "weights before a sink takes its part"
+ACROSS = "weights over queries"
 HALF = "part of a longer softmax"
 SCORES = "scores before the softmax"
 STATE = "state"
+VECTORS = "output of attention"
 OTHER = "other"
-OF_WEIGHTS = (WEIGHTS, WITH_SINK, BEFORE_SINK, HALF)
+OF_WEIGHTS = (WEIGHTS, WITH_SINK, BEFORE_SINK, ACROSS, HALF)
 
 
 def in_symbols(shape: Sequence[int], sizes: Mapping[int, str]) -> str:
@@ -58,6 +60,9 @@ def attention_kind(attention: object, trace: Trace, has_sink: bool, tokens: int)
             return WEIGHTS
         if has_sink:
             return WITH_SINK
+    # Some record what attention gives in place of its weights.
+    if any(alike(run.gave, attention) for run in trace.runs):
+        return VECTORS
     if tokens not in values.shape[-2:]:
         return STATE
     return OTHER
@@ -67,7 +72,8 @@ def _beside_softmax(values: Tensor, scores: Tensor, weights: Tensor) -> str:
     """What numbers are of a softmax, if anything."""
     if values.numel() == weights.numel():
         if torch.equal(values.reshape(-1), weights.reshape(-1)):
-            return WEIGHTS
+            sums = values.sum(-1)
+            return WEIGHTS if torch.allclose(sums, torch.ones(()), atol=NEAR) else ACROSS
         if torch.equal(values.reshape(-1), scores.reshape(-1)):
             return SCORES
     keys = values.shape[-1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from analysis_book.atlas.tracing import Run, Trace
+from analysis_book.atlas.tracing import Run, Trace, alike
 
 # What gives its input back.
 _PASSES = (nn.Dropout, nn.Identity)
@@ -78,22 +78,6 @@ def _agreement(runs: list[Run], states: Sequence[Tensor]) -> tuple[int, int, int
     same_shape = sum(run.gave.shape == states[0].shape for run in runs)
     # Parts of a block may give what it gives, and have the longer path.
     return explained or -(not same_shape), -runs[0].path.count("."), same_shape
-
-
-def alike(tensor: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors have the same numbers, perhaps with other or exchanged axes."""
-    if tensor is None or other is None or tensor.numel() != other.numel():
-        return False
-    if torch.equal(tensor.reshape(-1), other.reshape(-1)):
-        return True
-    if min(tensor.dim(), other.dim()) < 3:
-        return False
-    if torch.equal(tensor.transpose(0, 1).reshape(-1), other.reshape(-1)):
-        return True
-    # Maps of features, with their channels last.
-    return torch.equal(tensor.flatten(1, -2).transpose(1, 2).reshape(-1), other.reshape(-1)) or (
-        torch.equal(tensor.reshape(-1), other.flatten(1, -2).transpose(1, 2).reshape(-1))
-    )
 
 
 def number_in_words(count: int, runs: int) -> str:

@@ -103,6 +103,22 @@ def first_tensor(given: object) -> Tensor | None:
     return next((value for value in map(first_tensor, values) if value is not None), None)
 
 
+def alike(tensor: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors have the same numbers, perhaps with other or exchanged axes."""
+    if tensor is None or other is None or tensor.numel() != other.numel():
+        return False
+    if torch.equal(tensor.reshape(-1), other.reshape(-1)):
+        return True
+    if min(tensor.dim(), other.dim()) < 3:
+        return False
+    if torch.equal(tensor.transpose(0, 1).reshape(-1), other.reshape(-1)):
+        return True
+    # Maps of features, with their channels last.
+    return torch.equal(tensor.flatten(1, -2).transpose(1, 2).reshape(-1), other.reshape(-1)) or (
+        torch.equal(tensor.reshape(-1), other.flatten(1, -2).transpose(1, 2).reshape(-1))
+    )
+
+
 def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
