@@ -22,13 +22,25 @@ OTHER = "other"
 OF_WEIGHTS = (WEIGHTS, WITH_SINK, BEFORE_SINK, ACROSS, HALF)
 
 
-def in_symbols(shape: Sequence[int], sizes: Mapping[int, str]) -> str:
+def in_symbols(shape: Sequence[int], sizes: Mapping[int, str], batch: int | None = None) -> str:
     """A shape with the names of its axes, where their sizes are known.
 
-    >>> in_symbols((3, 4, 11, 11), {3: "batch", 4: "head", 11: "token"})
+    Args:
+        shape: the shape.
+        sizes: the names of axes by their sizes.
+        batch: the size of the batch, which is the first axis of that size.
+
+    >>> in_symbols((3, 4, 11, 11), {4: "head", 11: "token"}, batch=3)
     'batch × head × token × token'
     """
-    return " × ".join(sizes.get(size, str(size)) for size in shape)
+    names = [sizes.get(size, str(size)) for size in shape]
+    if batch in shape:
+        names[list(shape).index(batch)] = "batch"
+    # Two sizes may be equal by chance.
+    for index, name in enumerate(names):
+        if name == "head" and name in names[:index]:
+            names[index] = str(shape[index])
+    return " × ".join(names)
 
 
 # --- Attentions -----------------------------------------------------------------------------------

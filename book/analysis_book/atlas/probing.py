@@ -16,6 +16,7 @@ from transformers.utils import logging as of_transformers
 
 from analysis_book.atlas.conventions import (
     OF_WEIGHTS,
+    VECTORS,
     attention_kind,
     dropout_side,
     in_symbols,
@@ -153,17 +154,18 @@ def joined(by_stack: Mapping[str, str]) -> str:
 def sizes_of(inputs: Mapping[str, object], read: Tensor | None) -> dict[int, str]:
     """The names of axes by their sizes, of an input and of what its first block reads."""
     sizes = {}
-    if read is not None and read.dim() == 3:
-        sizes[read.shape[-1]] = "width"
+    if read is not None and read.dim() in (2, 3):
         sizes[read.shape[-2]] = "token"
     for name, axis in (("decoder_input_ids", "decoder token"), ("input_ids", "token")):
         if isinstance(inputs.get(name), Tensor):
             sizes[inputs[name].shape[1]] = axis
-    sizes[_batch(inputs)] = "batch"
     return sizes
 
 
-def _batch(inputs: Mapping[str, object]) -> int:
+def _batch(inputs: Mapping[str, object]) -> int | None:
+    """How many texts, images or sounds an input has; none if it packs them into one sequence."""
+    if "grid_thw" in inputs:
+        return None
     return next(value for value in inputs.values() if isinstance(value, Tensor)).shape[0]
 
 
@@ -195,15 +197,25 @@ def _path_of_blocks(stack: Stack) -> str:
 def _axes_of_states(stack: Stack, inputs: Mapping[str, object]) -> str:
     state = stack.states[0]
     read = stack.runs[0].read if stack.runs else state
+    batch = _batch(inputs)
+    if state.dim() == 2:
+        # All tokens of a batch in one sequence.
+        return "token × width"
     sizes = sizes_of(inputs, read)
-    if state.dim() == 3 and state.shape[0] == _batch(inputs):
+    if state.dim() == 3 and state.shape[0] == batch:
         # By their order, since two sizes may be equal by chance.
-        return f"batch × {sizes.get(state.shape[1], 'token').replace('batch', 'token')} × width"
+        return f"batch × {sizes.get(state.shape[1], 'token')} × width"
+    if state.dim() == 3 and state.shape[0] == 1:
+        return "1 × token × width"
     if "input_ids" in inputs:
-        sizes.setdefault(state.shape[-1], "width")
-    else:
-        sizes = {_batch(inputs): "batch"}
-    return in_symbols(state.shape, sizes)
+        return in_symbols(state.shape, {**sizes, state.shape[-1]: "width"}, batch)
+    if state.dim() == 4 and state.shape[0] == batch:
+        _, first, second, third = state.shape
+        if second == third:
+            return "batch × channel × row × column"
+        if first == second:
+            return "batch × row × column × channel"
+    return in_symbols(state.shape, {}, batch)
 
 
 # --- Attentions -----------------------------------------------------------------------------------
@@ -221,7 +233,10 @@ def facts_of_attentions(
     for label, _, entries in [each for each in given if each[2]] or given:
         side = label.replace("cross", "decoder").strip()
         stack = stacks.get(side) or stacks.get("")
-        of_label = _facts_of_entries(model, trace, inputs, entries, stack)
+        sizes = sizes_of(inputs, _first_read(stack))
+        if label.startswith("cross") and _first_read(stacks.get("encoder")) is not None:
+            sizes.setdefault(_first_read(stacks["encoder"]).shape[-2], "token")
+        of_label = _facts_of_entries(model, trace, sizes, _batch(inputs), entries, stack)
         for name, words in of_label.items():
             facts[name][label] = words
     if not facts["attentions"]:
@@ -229,10 +244,15 @@ def facts_of_attentions(
     return {name: joined(by_stack) for name, by_stack in facts.items()}
 
 
+def _first_read(stack: Stack | None) -> Tensor | None:
+    return stack.runs[0].read if stack and stack.runs else None
+
+
 def _facts_of_entries(
     model: PreTrainedModel,
     trace: Trace,
-    inputs: Mapping[str, object],
+    sizes: Mapping[int, str],
+    batch: int | None,
     entries: object,
     stack: Stack | None,
 ) -> dict[str, str]:
@@ -240,8 +260,6 @@ def _facts_of_entries(
         word = {None: "None"}.get(entries, "empty") if not entries else type(entries).__name__
         return {"attentions": word, "attention_kind": "none"}
     blocks = len(stack.runs) if stack else 0
-    read = stack.runs[0].read if stack and stack.runs else None
-    sizes = sizes_of(inputs, read)
     tokens = next((size for size, name in sizes.items() if name == "token"), 0)
     has_sink = any("sink" in name for name, _ in model.named_parameters())
     kinds = [attention_kind(each, trace, has_sink, tokens) for each in entries]
@@ -253,11 +271,29 @@ def _facts_of_entries(
     if tensors:
         heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
         if isinstance(heads, int):
-            sizes.setdefault(heads, "head")
-        axes = Counter(in_symbols(each.shape, sizes) for each in tensors)
+            sizes = {heads: "head", **sizes}
+        axes = Counter()
+        for each, kind in zip(entries, kinds, strict=True):
+            if isinstance(each, Tensor) and each.dim() > 1:
+                axes[_axes_of_attention(each, kind, sizes, batch)] += 1
         facts["attention_axes"] = listed(axes)
         facts["dropout"] = listed(Counter(dropout_side(each, trace) for each in tensors))
     return facts
+
+
+def _axes_of_attention(
+    attention: Tensor, kind: str, sizes: Mapping[int, str], batch: int | None
+) -> str:
+    shape = attention.shape
+    if kind == VECTORS and attention.dim() == 2:
+        return "token × width"
+    if kind == VECTORS and attention.dim() == 3:
+        return "batch × token × width"
+    if attention.dim() == 4 and shape[0] == batch and shape[-1] in sizes:
+        # Heads may be as many as anything else.
+        sizes = {size: name for size, name in sizes.items() if name != "head"}
+        return f"batch × head × {in_symbols(shape[2:], sizes)}"
+    return in_symbols(shape, sizes, batch)
 
 
 def attention_number(count: int, blocks: int) -> str:
