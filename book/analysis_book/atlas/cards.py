@@ -72,7 +72,7 @@ FACTS = (
     Fact("rotation", "rotation of queries and keys"),
     Fact("rotation_bases", "base of the angles"),
     Fact("key_groups", "heads of queries and keys"),
-    Fact("scale", "factor of the scores", "1/√d"),
+    Fact("scale", "factor of the scores", "1/√d", more=True),
     Fact("cap", "cap of the scores", "none"),
     Fact("window", "window of attention", "none"),
     Fact("two_calls", "two calls in evaluation give", "same"),

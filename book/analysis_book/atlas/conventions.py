@@ -1,12 +1,13 @@
 """Kinds of attentions and of rotations, told from their numbers, in words."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from analysis_book.atlas.tracing import Rotation, Trace, alike
+from analysis_book.atlas.tracing import AttentionCall, Rotation, Trace, alike
 
 # Rows of weights add up to 1 within this.
 NEAR = 1e-3
@@ -19,6 +20,7 @@ SCORES = "scores before the softmax"
 STATE = "state"
 VECTORS = "output of attention"
 OTHER = "other"
+USUAL_SCALE = "1/√d"
 OF_WEIGHTS = (WEIGHTS, WITH_SINK, BEFORE_SINK, ACROSS, HALF)
 
 
@@ -131,10 +133,36 @@ def scale_in_words(scaling: float | None, width: int) -> str:
     """The factor of the scores: that of the width of a head, or another."""
     usual = width**-0.5
     if scaling is None or math.isclose(scaling, usual, rel_tol=1e-3):
-        return "1/√d"
+        return USUAL_SCALE
     if math.isclose(scaling, 1.0):
         return "1"
     return f"{scaling:.4g}, where 1/√d is {usual:.4g}"
+
+
+def is_scaled_before(call: AttentionCall, trace: Trace) -> bool:
+    """Whether 1/√d is what queries and keys were multiplied by before a module attends.
+
+    The norms of what its projections gave tell, beside those of queries and keys.
+    """
+    inside = {*call.module.modules()}
+    norms = []
+    for shape in (call.queries, call.keys):
+        given = []
+        for run in trace.runs[: call.runs]:
+            if run.module in inside and run.gave is not None:
+                if run.gave.numel() == math.prod(shape):
+                    given.append(run.gave.norm().item())
+        norms.append(given)
+    # Some rotations also scale (YaRN).
+    rotated = 1.0
+    for rotation in trace.rotations[: call.rotations][-1:]:
+        rotated = (rotation.after.norm() / rotation.before.norm()).item()
+    product = math.prod(call.norms) * call.options["scaling"] / rotated**2
+    usual = call.queries[-1] ** -0.5
+    for queries, keys in itertools.product(*norms):
+        if math.isclose(product, usual * queries * keys, rel_tol=1e-4):
+            return True
+    return False
 
 
 # --- Rotations ------------------------------------------------------------------------------------

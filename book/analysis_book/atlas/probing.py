@@ -16,10 +16,12 @@ from transformers.utils import logging as of_transformers
 
 from analysis_book.atlas.conventions import (
     OF_WEIGHTS,
+    USUAL_SCALE,
     VECTORS,
     attention_kind,
     dropout_side,
     in_symbols,
+    is_scaled_before,
     rotation_kinds,
     row_sums,
     scale_in_words,
@@ -365,7 +367,7 @@ def facts_of_interface(trace: Trace) -> dict[str, str]:
     if calls:
         facts |= {
             "key_groups": listed(Counter(_groups(each) for each in calls)),
-            "scale": listed(Counter(_scale(each) for each in calls)),
+            "scale": listed(Counter(_scale(each, trace) for each in calls)),
             "cap": _option(calls, "softcap"),
             "window": _option(calls, "sliding_window"),
         }
@@ -383,8 +385,13 @@ def _groups(call: AttentionCall) -> str:
     return f"{queries} query heads, {keys} key head{'s' * (keys > 1)}"
 
 
-def _scale(call: AttentionCall) -> str:
-    return scale_in_words(call.options.get("scaling"), call.queries[-1])
+def _scale(call: AttentionCall, trace: Trace) -> str:
+    width = call.queries[-1]
+    scaling = call.options.get("scaling")
+    words = scale_in_words(scaling, width)
+    if words != USUAL_SCALE and scaling and is_scaled_before(call, trace):
+        return f"{USUAL_SCALE}, already in queries and keys"
+    return words
 
 
 def _option(calls: Sequence[AttentionCall], name: str) -> str:

@@ -27,7 +27,7 @@ _SIZES = {
     "head": (
         "head_dim kv_channels attention_head_size d_kv head_size d_head linear_key_head_dim "
         "linear_value_head_dim "
-        "global_head_dim mamba_d_head mamba_head_dim"
+        "global_head_dim mamba_d_head mamba_head_dim query_pre_attn_scalar"
     ),
     "layers": (
         "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
@@ -97,7 +97,8 @@ MADE_ANEW = {
         "transformers_version",
         "_name_or_path",
     ),
-    *("architectures", "per_layer_config"),
+    # Made of the width of a head.
+    *("architectures", "per_layer_config", "attention_multiplier"),
 }
 
 

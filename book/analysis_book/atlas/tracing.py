@@ -39,12 +39,25 @@ class Rotation:
 
 @dataclass(eq=False)
 class AttentionCall:
-    """What a module gave to the attention function of transformers."""
+    """What a module gave to the attention function of transformers.
+
+    Attributes:
+        module: the module that attends.
+        queries: the shape of its queries.
+        keys: that of its keys.
+        norms: the norm of all queries, and of all keys.
+        options: its further arguments.
+        runs: how many modules had run before.
+        rotations: how many tensors had been rotated before.
+    """
 
     module: nn.Module
     queries: torch.Size
     keys: torch.Size
+    norms: tuple[float, float]
     options: dict[str, object]
+    runs: int
+    rotations: int
 
 
 @dataclass(eq=False)
@@ -253,7 +266,11 @@ def _noting_attention(
     **options: object,
 ) -> tuple[Tensor, Tensor | None]:
     if _current:
-        _current[-1].attentions.append(AttentionCall(module, query.shape, key.shape, options))
+        trace = _current[-1]
+        norms = (query.norm().item(), key.norm().item())
+        before = (len(trace.runs), len(trace.rotations))
+        call = AttentionCall(module, query.shape, key.shape, norms, options, *before)
+        trace.attentions.append(call)
     source = sys.modules[type(module).__module__]
     eager = getattr(source, "eager_attention_forward", sdpa_attention_forward)
     return eager(module, query, key, value, attention_mask, **options)
