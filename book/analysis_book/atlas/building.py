@@ -37,13 +37,6 @@ SECONDS = 15
 PATIENCE = 30 * SECONDS
 # Of address space, for each type.
 MOST_BYTES = 10 * 2**30
-INPUTS = {
-    "input_ids": "texts",
-    "pixel_values": "images",
-    "pixel_values_videos": "videos",
-    "input_values": "sounds",
-    "input_features": "sounds",
-}
 
 
 def row(model_type: str) -> dict[str, str]:
@@ -52,7 +45,7 @@ def row(model_type: str) -> dict[str, str]:
     import transformers
 
     from analysis_book.atlas.probing import probe, quiet
-    from analysis_book.atlas.small import NotBuiltError, running
+    from analysis_book.atlas.small import NotBuiltError, read_by, running
 
     torch.set_num_threads(1)
     known = {"type": model_type, "transformers": transformers.__version__}
@@ -61,9 +54,8 @@ def row(model_type: str) -> dict[str, str]:
             small = running(model_type)
     except NotBuiltError as error:
         return known | {"result": str(error)}
-    kinds = dict.fromkeys(kind for name, kind in INPUTS.items() if name in small.inputs)
     known |= {"result": BUILT, "class": type(small.model).__name__}
-    known |= {"reads": " and ".join(kinds) or "vectors"}
+    known |= {"reads": read_by(small.model, small.inputs)}
     known |= probe(small.model, small.inputs)
     return known | {
         "dtype": saved_in_half(small.model),

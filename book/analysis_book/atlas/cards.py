@@ -13,8 +13,12 @@ from analysis_lib.files import data_directory
 TABLE = "transformers_outputs.csv"
 BUILT = "built"
 # Of cells that say that there is nothing to say.
-EMPTY = ("none", "no text", "no attention", "no weights", "it takes no mask")
+NO_TEXT = "no text"
+EMPTY = ("none", NO_TEXT, "no attention", "no weights", "it takes no mask")
+EMPTY += ("it takes no position_ids",)
 UNSEEN = "not seen"
+# By what a model reads, the name of a file or folder of it.
+CORPORA = {"texts": "texts.txt", "images": "photos", "sounds": "recordings"}
 # How the kinds of attentions begin that are weights.
 OF_WEIGHTS = ("weights", "part of")
 
@@ -189,16 +193,16 @@ def plain_lines(row: Mapping[str, str], name: str) -> str:
             ]
     arguments = "**inputs, output_hidden_states=True, output_attentions=True"
     if "left-padding" in traps(row):
-        if row["left_padding_with_positions"] == "real tokens keep":
+        first = _FIRST_POSITION.match(row["pad_positions"])
+        if first and row["left_padding_with_positions"] == "real tokens keep":
             lines.append('positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)')
-            first = _FIRST_POSITION.match(row["pad_positions"])
-            if first and first[1] != "0":
+            if first[1] != "0":
                 lines[-1] += f" + {first[1]}"
             arguments = arguments.replace("**inputs", "**inputs, position_ids=positions")
         else:
             lines.append('tokenizer.padding_side = "right"  # or one text at a time')
     lines.append(f"output = model({arguments})")
-    if "no-embeddings" in traps(row):
+    if "no-embeddings" in traps(row) and row["reads"].startswith("texts"):
         lines.append('embeddings = model.get_input_embeddings()(inputs["input_ids"])')
     if "sinks" in traps(row) and "beside a sink" in row["attention_kind"]:
         lines.append("sinks = [1 - weights.sum(-1) for weights in output.attentions]")
@@ -208,7 +212,8 @@ def plain_lines(row: Mapping[str, str], name: str) -> str:
 def measured_lines(row: Mapping[str, str], name: str) -> str:
     """The same with ``measure``, as code; empty if the library does not measure the type."""
     tables = row["measured"]
-    if "hidden states" not in tables:
+    reads, *_ = row["reads"].split()
+    if "hidden states" not in tables or reads not in CORPORA:
         return ""
     lines = [
         "from analysis_lib import load_corpus, load_model, measure",
@@ -218,7 +223,8 @@ def measured_lines(row: Mapping[str, str], name: str) -> str:
     if "attention" in tables:
         metrics = "anisotropy,attention_entropy"
     model = json.dumps(name)
-    lines.append(f'tables = measure(load_model({model}), load_corpus("texts.txt"), "{metrics}")')
+    corpus = f'load_corpus("{CORPORA[reads]}")'
+    lines.append(f'tables = measure(load_model({model}), {corpus}, "{metrics}")')
     lines.append("# Layer 0: embeddings; layer l: output of block l.")
     lines.append('tables["anisotropy"].query("space == \'hidden\'")')
     return "\n".join(lines)

@@ -22,7 +22,8 @@ from analysis_book.atlas.conventions import (
     dropout_side,
     in_symbols,
     is_scaled_before,
-    rotation_kinds,
+    rotation_bases,
+    rotation_kind,
     row_sums,
     scale_in_words,
 )
@@ -36,10 +37,19 @@ from analysis_book.atlas.states import (
     stacks_of,
     tuples_of,
 )
-from analysis_book.atlas.tracing import NOTING, AttentionCall, Trace, first_tensor, traced
+from analysis_book.atlas.tracing import (
+    NOTING,
+    AttentionCall,
+    Rotation,
+    Trace,
+    first_tensor,
+    traced,
+)
 
 # How many [PAD] stand before a text to see what they change.
 PADS = 3
+# Positions at which a text may begin: behind that of [PAD] in the family of RoBERTa.
+FIRST_POSITIONS = (0, 1, 2)
 # The largest difference between numbers that are the same up to rounding, by the largest of them.
 ROUNDING = 1e-3
 ASKED = {"output_hidden_states": True, "output_attentions": True}
@@ -262,7 +272,7 @@ def _facts_of_entries(
         word = {None: "None"}.get(entries, "empty") if not entries else type(entries).__name__
         return {"attentions": word, "attention_kind": "none"}
     blocks = len(stack.runs) if stack else 0
-    tokens = next((size for size, name in sizes.items() if name == "token"), 0)
+    tokens = [size for size, name in sizes.items() if name == "token"]
     has_sink = any("sink" in name for name, _ in model.named_parameters())
     kinds = [attention_kind(each, trace, has_sink, tokens) for each in entries]
     tensors = [each for each in entries if isinstance(each, Tensor) and each.dim() > 1]
@@ -302,7 +312,9 @@ def attention_number(count: int, blocks: int) -> str:
     """How many attentions there are, beside the blocks that ran."""
     if count == blocks:
         return "one per block"
-    return f"{count} for {blocks} blocks" if blocks else str(count)
+    if not blocks:
+        return str(count)
+    return f"{count} for {blocks} blocks" if count < blocks else f"{count} from {blocks} blocks"
 
 
 def listed(counts: Mapping[str, int]) -> str:
@@ -363,19 +375,40 @@ def facts_of_interface(trace: Trace) -> dict[str, str]:
         unseen = "not seen: it computes attention by itself"
     names = ("key_groups", "scale", "cap", "window")
     facts = dict.fromkeys(names, unseen)
-    heads = {each.queries[-1] for each in calls}
     if calls:
         facts |= {
             "key_groups": listed(Counter(_groups(each) for each in calls)),
             "scale": listed(Counter(_scale(each, trace) for each in calls)),
-            "cap": _option(calls, "softcap"),
-            "window": _option(calls, "sliding_window"),
+            "cap": listed(Counter(_cap(each) for each in calls)),
+            "window": listed(Counter(_window(each) for each in calls)),
         }
-    facts["rotation"], facts["rotation_bases"] = "none", "none"
+    facts["rotation"] = "none"
+    facts["rotation_bases"] = "none"
     if trace.rotations:
-        head = max(heads) if heads else None
-        facts["rotation"], facts["rotation_bases"] = rotation_kinds(trace.rotations, head)
+        facts["rotation"] = _rotations(trace)
+        facts["rotation_bases"] = rotation_bases(_of_attention(trace.rotations))
     return facts
+
+
+def _rotations(trace: Trace) -> str:
+    """How queries and keys are rotated, by the modules that attend."""
+    if not trace.attentions:
+        return rotation_kind(_of_attention(trace.rotations), None)
+    counts = Counter()
+    before = 0
+    for call in trace.attentions:
+        rotations = _of_attention(trace.rotations[before : call.rotations])
+        counts[rotation_kind(rotations, call.queries[-1])] += 1
+        before = call.rotations
+    return listed(counts)
+
+
+def _of_attention(rotations: Sequence[Rotation]) -> list[Rotation]:
+    """Those of queries and keys; what chooses keys to attend to has vectors of its own."""
+    kinds = [type(each.module).__name__ for each in rotations]
+    return [
+        each for each, kind in zip(rotations, kinds, strict=True) if not kind.endswith("Indexer")
+    ]
 
 
 def _groups(call: AttentionCall) -> str:
@@ -394,14 +427,24 @@ def _scale(call: AttentionCall, trace: Trace) -> str:
     return words
 
 
-def _option(calls: Sequence[AttentionCall], name: str) -> str:
-    """An option of the attention function, where a layer has it."""
-    counts = Counter()
-    for call in calls:
-        value = call.options.get(name)
-        word = "none" if value is None else f"{value:g}"
-        counts[word] += 1
-    return listed(counts)
+def _cap(call: AttentionCall) -> str:
+    cap = call.options.get("softcap")
+    return "none" if cap is None else f"{cap:g}"
+
+
+def _window(call: AttentionCall) -> str:
+    """How many tokens a token attends to, itself among them if it looks back alone."""
+    window = call.options.get("sliding_window")
+    if window is not None:
+        # What looks both ways gives one more than it sees on each side.
+        return f"{window - 1:g} each way" if call.sees_later else f"{window:g}"
+    config = getattr(call.module, "config", None)
+    kinds = getattr(config, "layer_types", None) or []
+    layer = getattr(call.module, "layer_idx", None)
+    # Chunks stand in the mask alone.
+    if layer is not None and layer < len(kinds) and kinds[layer] == "chunked_attention":
+        return f"chunks of {config.attention_chunk_size}"
+    return "none"
 
 
 # --- Padding --------------------------------------------------------------------------------------
@@ -428,16 +471,41 @@ def facts_of_padding(model: PreTrainedModel, inputs: Mapping[str, object]) -> di
     count = inputs["input_ids"].shape[1]
     facts["pad_positions"] = positions_in_words(positions_seen(padded, count + PADS))
     if "position_ids" in accepted:
-        kept = positions_seen(alone, count)
-        kept = list(range(count)) if kept is None else kept
-        row = torch.tensor([[kept[0]] * PADS + kept]).expand(_batch(inputs), -1)
-        given = padded_input(model, inputs, left=True) | {"position_ids": row}
-        try:
-            words = _change(alone, traced(model, given), left=True)
-        except Exception as error:
-            words = f"error: {reason_of(error)}"
-        facts["left_padding_with_positions"] = words
+        facts["left_padding_with_positions"] = _with_positions(model, inputs, alone)
     return facts
+
+
+def _with_positions(model: PreTrainedModel, inputs: Mapping[str, object], alone: Trace) -> str:
+    """Whether real tokens change behind [PAD] if they are given the positions that they had."""
+    count = inputs["input_ids"].shape[1]
+    kept = positions_seen(alone, count) or _positions_tried(model, inputs, alone)
+    if kept is None:
+        return "not tried: its positions are unknown"
+    given = padded_input(model, inputs, left=True)
+    given["position_ids"] = _rows_of([kept[0]] * PADS + kept, inputs)
+    try:
+        return _change(alone, traced(model, given), left=True)
+    except Exception as error:  # Models fail in many ways.
+        return f"error: {reason_of(error)}"
+
+
+def _positions_tried(
+    model: PreTrainedModel, inputs: Mapping[str, object], alone: Trace
+) -> list[int] | None:
+    """The positions of a text, of which a table was not seen: those that give the same vectors."""
+    wanted = vectors_of(alone.output)
+    count = inputs["input_ids"].shape[1]
+    for start in FIRST_POSITIONS:
+        kept = [*range(start, start + count)]
+        with suppress(Exception):
+            given = {**inputs, "position_ids": _rows_of(kept, inputs)}
+            if _same(vectors_of(_called(model, given, {})), wanted):
+                return kept
+    return None
+
+
+def _rows_of(positions: Sequence[int], inputs: Mapping[str, object]) -> Tensor:
+    return torch.tensor(positions).repeat(_batch(inputs), 1)
 
 
 def padded_input(

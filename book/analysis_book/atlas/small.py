@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,6 +22,13 @@ SECOND = 16_000
 WIDE_HEAD = 128
 # Patches of an image along one side.
 SIDE = 4
+INPUTS = {
+    "input_ids": "texts",
+    "pixel_values": "images",
+    "pixel_values_videos": "videos",
+    "input_values": "sounds",
+    "input_features": "sounds",
+}
 
 
 class NotBuiltError(Exception):
@@ -118,7 +125,8 @@ def _built(made: Callable, config: PreTrainedConfig) -> PreTrainedModel:
 def randomise(model: nn.Module) -> None:
     """Random values everywhere: a norm with the gain 1 might hide whether it was applied."""
     for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point():
+        # Sines and cosines of positions are no weights.
+        if not parameter.is_floating_point() or not parameter.requires_grad:
             continue
         if name.endswith("bias"):
             parameter.normal_(0, 0.3)
@@ -221,6 +229,17 @@ def readable_input(model: PreTrainedModel) -> dict[str, object]:
     raise NotBuiltError(reasons[0])
 
 
+def read_by(model: PreTrainedModel, inputs: Mapping[str, object]) -> str:
+    """What a model reads in a call, and what else it takes: "texts (images not tried)"."""
+    accepted = inspect.signature(model.forward).parameters
+    given = list(dict.fromkeys(kind for name, kind in INPUTS.items() if name in inputs))
+    others = [kind for name, kind in INPUTS.items() if name in accepted and kind not in given]
+    words = " and ".join(given) or "vectors"
+    if given and others:
+        words += f" ({' and '.join(dict.fromkeys(others))} not tried)"
+    return words
+
+
 def _inputs(model: PreTrainedModel) -> Iterator[dict[str, object]]:
     """Arguments that a model may read, those of texts first if it reads texts."""
     accepted = inspect.signature(model.forward).parameters
@@ -317,13 +336,14 @@ def _sounds(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     frames = frames or getattr(config, "max_length", None) or 100
     wave = torch.sin(torch.arange(SECOND) / 20)
     waves = torch.stack([wave / (1 + index) for index in range(BATCH)])
+    decoder = {"decoder_input_ids": torch.full((BATCH, TOKENS), 3)}
     yield {"input_values": waves}
     yield {"input_values": waves.unsqueeze(1)}
+    yield {"input_values": waves, **decoder}
     for shape in ((BATCH, bins[0], frames), (BATCH, frames, bins[0]), (BATCH, 100, 160)):
         spectrum = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
         yield {"input_features": spectrum}
         yield {"input_values": spectrum}
-        decoder = {"decoder_input_ids": torch.full((BATCH, TOKENS), 3)}
         yield {"input_features": spectrum, **decoder}
         mask = torch.ones(BATCH, spectrum.shape[-1], dtype=torch.long)
         for name in ("attention_mask", "input_features_mask", "feature_attention_mask"):

@@ -1,7 +1,7 @@
 """The hidden states that a model returns, beside what its blocks read and gave."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,15 +33,11 @@ class Stack:
 def stacks_of(model: nn.Module, trace: Trace) -> list[Stack]:
     """The stacks whose hidden states a model returned."""
     stacks = []
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for label, owner, states in tuples_of(trace.output, "hidden_states"):
         if not states or not all(isinstance(state, Tensor) for state in states):
             continue
         stack = Stack(label, states)
-        candidates = [_runs_of_list(trace, each) for each in lists]
-        candidates = [runs for runs in candidates if runs and _agreement(runs, states)[0] >= 0]
-        if candidates:
-            stack.runs = max(candidates, key=lambda runs: _agreement(runs, states))
+        stack.runs = _runs_of_stack(model, trace, states)
         last = None
         if label in ("encoder", "decoder"):
             last = owner.get(f"{label}_last_hidden_state")
@@ -50,6 +46,17 @@ def stacks_of(model: nn.Module, trace: Trace) -> list[Stack]:
         stack.last = last if isinstance(last, Tensor) else None
         stacks.append(stack)
     return stacks
+
+
+def _runs_of_stack(model: nn.Module, trace: Trace, states: Sequence[Tensor]) -> list[Run]:
+    """The runs of the list of modules that explains hidden states best."""
+    for kind in (nn.ModuleList, nn.Sequential):
+        lists = [module for module in model.modules() if isinstance(module, kind)]
+        candidates = [_runs_of_list(trace, each) for each in lists]
+        candidates = [runs for runs in candidates if runs and _agreement(runs, states)[0] >= 0]
+        if candidates:
+            return max(candidates, key=lambda runs: _agreement(runs, states))
+    return []
 
 
 def tuples_of(output: object, ending: str, path: str = "") -> Iterator[tuple[str, Mapping, object]]:
@@ -65,7 +72,7 @@ def tuples_of(output: object, ending: str, path: str = "") -> Iterator[tuple[str
             yield from tuples_of(value, ending, f"{path} {part}".strip())
 
 
-def _runs_of_list(trace: Trace, blocks: nn.ModuleList) -> list[Run]:
+def _runs_of_list(trace: Trace, blocks: Iterable[nn.Module]) -> list[Run]:
     inside = {*blocks}
     return [run for run in trace.runs if run.module in inside and run.gave is not None]
 
