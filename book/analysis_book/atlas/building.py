@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import resource
 import sys
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis_book.atlas.cards import BUILT, measured_by_library
+from analysis_book.atlas.cards import BUILT, measured_by_library, values_of
 from analysis_lib.files import package_directory
 
 # In the order of the table.
@@ -58,9 +59,27 @@ def row(model_type: str) -> dict[str, str]:
     known |= {"reads": read_by(small.model, small.inputs)}
     known |= probe(small.model, small.inputs)
     return known | {
+        "key_groups": groups_of_type(known["key_groups"]),
         "dtype": saved_in_half(small.model),
         "measured": measured_by_library(model_type),
     }
+
+
+def groups_of_type(cell: str) -> str:
+    """Which heads share a key, without the numbers of a small model.
+
+    >>> groups_of_type("4 query heads, 2 key heads")
+    'groups of query heads can share a key'
+    """
+    words = {}
+    for value in values_of(cell):
+        several = re.fullmatch(r"\d+ query heads, (\d+) key heads?", value)
+        if several:
+            value = "groups of query heads can share a key"
+            if several[1] == "1":
+                value = "all query heads share a key"
+        words[value] = None
+    return ", or ".join(words)
 
 
 def saved_in_half(model: object) -> str:

@@ -51,9 +51,7 @@ def in_symbols(shape: Sequence[int], sizes: Mapping[int, str], batch: int | None
 # --- Attentions -----------------------------------------------------------------------------------
 
 
-def attention_kind(
-    attention: object, trace: Trace, has_sink: bool, tokens: Collection[int]
-) -> str:
+def attention_kind(attention: object, trace: Trace, has_sink: bool, tokens: Collection[int]) -> str:
     """What an entry of ``attentions`` is.
 
     Args:
@@ -151,13 +149,11 @@ def is_scaled_before(call: AttentionCall, trace: Trace) -> bool:
     """
     inside = {*call.module.modules()}
     norms = []
+    given = [run.gave for run in trace.runs[: call.runs] if run.module in inside]
     for shape in (call.queries, call.keys):
-        given = []
-        for run in trace.runs[: call.runs]:
-            if run.module in inside and run.gave is not None:
-                if run.gave.numel() == math.prod(shape):
-                    given.append(run.gave.norm().item())
-        norms.append(given)
+        count = math.prod(shape)
+        same = [each for each in given if each is not None and each.numel() == count]
+        norms.append([each.norm().item() for each in same])
     # Some rotations also scale (YaRN).
     rotated = 1.0
     for rotation in trace.rotations[: call.rotations][-1:]:

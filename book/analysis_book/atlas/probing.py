@@ -395,11 +395,13 @@ def _rotations(trace: Trace) -> str:
     if not trace.attentions:
         return rotation_kind(_of_attention(trace.rotations), None)
     counts = Counter()
-    before = 0
+    module, before, rotations = None, 0, []
     for call in trace.attentions:
-        rotations = _of_attention(trace.rotations[before : call.rotations])
+        # Some attend twice with the same queries and keys.
+        if call.rotations > before or call.module is not module:
+            rotations = _of_attention(trace.rotations[before : call.rotations])
         counts[rotation_kind(rotations, call.queries[-1])] += 1
-        before = call.rotations
+        module, before = call.module, call.rotations
     return listed(counts)
 
 

@@ -115,6 +115,14 @@ CHANGES = {
     "recurrent_gemma": {"num_hidden_layers": 3},
     "xmod": {"default_language": "en_XX"},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    # Its default configuration leaves out the sizes of the layers that choose tokens.
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 64,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+    },
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 0},
 }
 _SPEECH = {

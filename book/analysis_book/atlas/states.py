@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from analysis_book.atlas.tracing import Run, Trace, alike
