@@ -33,7 +33,7 @@ CELLS = {
     "mobilevit": {"state_axes": "batch × channel × row × column"},
     "opt": {"scale": WITHIN},
     "esm": {"scale": WITHIN},
-    "openai_privacy_filter": {"scale": WITHIN, "window": "128 each way"},
+    "openai_privacy_filter": {"scale": WITHIN, "window": "129, both ways"},
     "t5": {"scale": "1"},
     "gemma2": {"scale": "1/√d"},
     "granite": {"scale": "1"},
@@ -41,12 +41,14 @@ CELLS = {
         "rotation": "halves (1), halves, 128 of 512 dimensions (1)",
         "rotation_bases": "10,000, 1,000,000",
     },
+    "smollm3": {"rotation": "halves (1), none (1)"},
+    "t5gemma": {"window": "4096, both ways (1), none (4), 4096 (1)"},
     "cohere2": {"rotation": "interleaved (1), none (1)"},
     "diffllama": {"rotation": "halves"},
     "roformer": {"rotation": "interleaved", "rotation_bases": "10,000"},
     "mimo_v2_flash": {"rotation_bases": "5,000,000, 10,000"},
     "llama4_text": {"window": "chunks of 8192 (1), none (1)"},
-    "modernbert": {"window": "none (1), 64 each way (1)"},
+    "modernbert": {"window": "none (1), 65, both ways (1)"},
     # The forward of its blocks is called, not the blocks.
     "squeezebert": {"hidden_states": "blocks + 1", "states_between": "outputs of blocks"},
     # Padded to a multiple of its window, and cut again.
@@ -91,14 +93,15 @@ def test_weights_of_queries_scaled_before_are_those_of_plain_ones_over_the_root_
     torch.testing.assert_close(trace.output.attentions[0].double(), wanted, atol=1e-5, rtol=0)
 
 
-def test_a_window_each_way_is_what_a_token_sees():
-    small = running("openai_privacy_filter")
+@pytest.mark.parametrize(("model_type", "later"), [("openai_privacy_filter", 128), ("mistral", 0)])
+def test_a_window_looks_both_ways_where_a_token_sees_later_ones(model_type, later):
+    assert ("both ways" in facts_of(model_type)["window"]) == bool(later)
+    small = running(model_type)
     small.model.set_attn_implementation("eager")
     ids = torch.arange(4, 104).repeat(1, 4)
     with torch.no_grad():
         weights = small.model(input_ids=ids, output_attentions=True).attentions[0]
-    seen = (weights[0, 0, 200] > 0).nonzero().flatten()
-    assert (seen.min(), seen.max()) == (200 - 128, 200 + 128)
+    assert (weights[0, 0, 200] > 0).nonzero().max() == 200 + later
 
 
 def rotated(angles, gap=0):

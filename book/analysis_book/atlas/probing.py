@@ -435,11 +435,11 @@ def _cap(call: AttentionCall) -> str:
 
 
 def _window(call: AttentionCall) -> str:
-    """How many tokens a token attends to, itself among them if it looks back alone."""
+    """The window that a module gives to the attention function, or the chunks of its mask."""
     window = call.options.get("sliding_window")
     if window is not None:
-        # What looks both ways gives one more than it sees on each side.
-        return f"{window - 1:g} each way" if call.sees_later else f"{window:g}"
+        # Looking back it counts the token itself; both ways, types count in three ways.
+        return f"{window:g}, both ways" if call.sees_later else f"{window:g}"
     config = getattr(call.module, "config", None)
     kinds = getattr(config, "layer_types", None) or []
     layer = getattr(call.module, "layer_idx", None)

@@ -22,6 +22,8 @@ SECOND = 16_000
 WIDE_HEAD = 128
 # Patches of an image along one side.
 SIDE = 4
+# Lists of configurations that tell layers apart.
+BY_LAYER = ("layer_types", "no_rope_layers")
 INPUTS = {
     "input_ids": "texts",
     "pixel_values": "images",
@@ -154,12 +156,29 @@ def _with_every_kind(model_type: str) -> PreTrainedConfig:
     config = _by_sizes(model_type)
     default = CONFIG_MAPPING[model_type]()
     for small, whole in zip(_texts_of(config), _texts_of(default), strict=True):
-        kinds = getattr(whole, "layer_types", None) or []
-        known = getattr(small, "layer_types", None) or []
-        if len({*kinds}) > len({*known}):
-            small.layer_types = _each_kind(kinds)
-            small.num_hidden_layers = len(small.layer_types)
+        layers = _layers_of(whole)
+        kinds = list(dict.fromkeys(layers))
+        if len(kinds) > len({*_layers_of(small)}):
+            kinds = _each_kind(kinds)
+            for name, values in zip(_lists_of(whole), zip(*kinds, strict=True), strict=True):
+                setattr(small, name, list(values))
+            small.num_hidden_layers = len(kinds)
     return config
+
+
+def _lists_of(config: PreTrainedConfig) -> dict[str, list]:
+    """What a configuration says of each layer, such as whether it rotates."""
+    count = getattr(config, "num_hidden_layers", None)
+    lists = {name: getattr(config, name, None) for name in BY_LAYER}
+    return {
+        name: values
+        for name, values in lists.items()
+        if isinstance(values, list) and len(values) == count
+    }
+
+
+def _layers_of(config: PreTrainedConfig) -> list[tuple]:
+    return list(zip(*_lists_of(config).values(), strict=True))
 
 
 def _with_wide_heads(model_type: str) -> PreTrainedConfig:
@@ -180,7 +199,7 @@ def _texts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
     return [config] if part is config else [config, part]
 
 
-def _each_kind(kinds: list[str]) -> list[str]:
+def _each_kind(kinds: list) -> list:
     """Each kind of layer, in order; at least two layers."""
     unique = list(dict.fromkeys(kinds))
     return unique if len(unique) > 1 else unique * 2

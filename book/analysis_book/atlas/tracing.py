@@ -49,7 +49,7 @@ class AttentionCall:
         keys: that of its keys.
         norms: the norm of all queries, and of all keys.
         options: its further arguments.
-        sees_later: whether its mask shows the first token the last one.
+        sees_later: whether its mask shows the first token the second one.
         runs: how many modules had run before.
         rotations: how many tensors had been rotated before.
     """
@@ -308,7 +308,7 @@ def _noting_attention(
         trace = _current[-1]
         norms = (query.norm().item(), key.norm().item())
         before = (len(trace.runs), len(trace.rotations))
-        sees_later = attention_mask is None or bool(_shown(attention_mask)[..., 0, -1].any())
+        sees_later = attention_mask is None or bool(_shown(attention_mask)[..., 0, 1:2].any())
         call = AttentionCall(module, query.shape, key.shape, norms, options, sees_later, *before)
         trace.attentions.append(call)
     source = sys.modules[type(module).__module__]
