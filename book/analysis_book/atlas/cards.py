@@ -16,7 +16,7 @@ BUILT = "built"
 NO_TEXT = "no text"
 EMPTY = ("none", NO_TEXT, "no attention", "no weights", "it takes no mask")
 EMPTY += ("it takes no position_ids",)
-UNSEEN = "not seen"
+UNSEEN = ("not seen", "not tried")
 # By what a model reads, the name of a file or folder of it.
 CORPORA = {"texts": "texts.txt", "images": "photos", "sounds": "recordings"}
 # How the kinds of attentions begin that are weights.

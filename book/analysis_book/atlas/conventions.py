@@ -65,6 +65,8 @@ def attention_kind(attention: object, trace: Trace, has_sink: bool, tokens: Coll
     if not isinstance(attention, Tensor):
         return f"a {type(attention).__name__}"
     values = attention.detach().float()
+    if values.isnan().any():
+        return "NaN"
     for scores, weights in trace.softmaxes:
         kind = _beside_softmax(values, scores.float(), weights.float())
         if kind == WEIGHTS and has_sink and not _is_cut(trace, weights):

@@ -67,7 +67,10 @@ def probe(model: PreTrainedModel, inputs: Mapping[str, object]) -> dict[str, str
         facts["default_attention"] = _default_attention(model)
         by_default = _called(model, inputs, ASKED)
         trace, reason = _traced(model, inputs, "eager")
-        facts |= facts_of_states(model, trace, inputs)
+        of_states = trace
+        if _is_nan(trace.output):
+            of_states, _ = _traced(model, inputs, facts["default_attention"])
+        facts |= facts_of_states(model, of_states, inputs)
         facts |= facts_of_attentions(model, trace, inputs)
         facts["attentions_by_default"] = beside_eager(by_default, trace.output)
         if reason:
@@ -146,6 +149,12 @@ def _called(
         return model(**inputs, **options)
     except Exception as error:
         return error
+
+
+def _is_nan(output: object) -> bool:
+    """Whether the last hidden states are no numbers, as where every key of a query is hidden."""
+    last = first_tensor(output)
+    return last is not None and bool(last.isnan().any())
 
 
 def joined(by_stack: Mapping[str, str]) -> str:
@@ -457,7 +466,11 @@ def facts_of_padding(model: PreTrainedModel, inputs: Mapping[str, object]) -> di
     names = ("left_padding", "left_padding_with_positions", "right_padding", "pad_positions")
     accepted = inspect.signature(model.forward).parameters
     if not {"input_ids", "attention_mask"} <= inputs.keys():
-        reason = "it takes no mask" if "input_ids" in inputs else "no text"
+        reason = "no text"
+        if "input_ids" in inputs:
+            reason = "it takes no mask"
+            if "attention_mask" in accepted:
+                reason = "not tried: the small model runs without a mask alone"
         return dict.fromkeys(names, reason)
     try:
         alone = traced(model, inputs)

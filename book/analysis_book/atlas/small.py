@@ -1,5 +1,6 @@
 """A small random model of any type that transformers knows, and an input that it reads."""
 
+import copy
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -66,11 +67,49 @@ def running(model_type: str) -> Running:
                 continue
             tried.append(config.to_dict())
             model = _built(made, config)
-            return Running(model, readable_input(model))
+            small = Running(model, readable_input(model))
+            return small if _attends_eagerly(small) else _with_keys_for_each_head(made, small)
         except Exception as error:  # Configurations and models fail in many ways.
             reasons[make] = reason_of(error)
     # The plainest reason is that of the plainest way.
     raise NotBuiltError(reasons.get(_by_sizes) or next(iter(reasons.values())))
+
+
+def _attends_eagerly(small: Running) -> bool:
+    """Whether eager attention runs; some that compute attention by themselves refuse it."""
+    before = getattr(small.model.config, "_attn_implementation", None)
+    try:
+        small.model.set_attn_implementation("eager")
+    except Exception:  # Models refuse in many ways.
+        return True
+    try:
+        with torch.no_grad():
+            small.model(**small.inputs)
+        return True
+    except Exception:  # Models fail in many ways.
+        return False
+    finally:
+        small.model.set_attn_implementation(before)
+
+
+def _with_keys_for_each_head(made: Callable, small: Running) -> Running:
+    """The same with a key for each query head, which some types need under eager attention."""
+    config = copy.deepcopy(small.model.config)
+    for part in _parts_of(config):
+        if getattr(part, "num_key_value_heads", None) is not None:
+            part.num_key_value_heads = part.num_attention_heads
+    with suppress(Exception):  # Then what runs otherwise stays.
+        other = Running(_built(made, config), small.inputs)
+        if _attends_eagerly(other):
+            return other
+    return small
+
+
+def _parts_of(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, PreTrainedConfig):
+            yield from _parts_of(value)
 
 
 def reason_of(error: Exception) -> str:
