@@ -173,6 +173,10 @@ def test_a_type_says_what_it_reads_and_what_was_not_tried():
     assert read_by(small.model, small.inputs) == "texts (images and videos not tried)"
 
 
+def test_a_type_without_a_class_of_its_own_is_not_half_a_model():
+    assert type(running("pop2piano").model).__name__ == "Pop2PianoForConditionalGeneration"
+
+
 def test_how_heads_share_keys_is_said_without_numbers_of_a_small_model():
     cell = "48 query heads, 8 key heads (1), 4 query heads, 2 key heads (1)"
     assert groups_of_type(cell) == "groups of query heads can share a key"

@@ -142,7 +142,9 @@ def model_class(model_type: str) -> Callable:
     for value in vars(source).values():
         if not inspect.isclass(value) or not issubclass(value, PreTrainedModel):
             continue
-        if value.config_class is kind and not value.__name__.endswith("PreTrainedModel"):
+        # A stack is half a model, which nobody loads.
+        is_part = value.__name__.endswith(("PreTrainedModel", "Stack"))
+        if value.config_class is kind and not is_part:
             classes.append(value)
     if not classes:
         raise NotBuiltError("transformers has no class of models for it alone")
