@@ -173,6 +173,10 @@ def test_a_type_says_what_it_reads_and_what_was_not_tried():
     assert read_by(small.model, small.inputs) == "texts (images and videos not tried)"
 
 
+def test_a_type_that_cannot_be_set_back_from_eager_attention_is_built():
+    assert running("pp_ocrv5_server_rec").model.config._attn_implementation
+
+
 def test_a_type_without_a_class_of_its_own_is_not_half_a_model():
     assert type(running("pop2piano").model).__name__ == "Pop2PianoForConditionalGeneration"
 

@@ -77,19 +77,20 @@ def running(model_type: str) -> Running:
 
 def _attends_eagerly(small: Running) -> bool:
     """Whether eager attention runs; some that compute attention by themselves refuse it."""
-    before = getattr(small.model.config, "_attn_implementation", None)
+    if getattr(small.model.config, "_attn_implementation", None) == "eager":
+        return True
+    # Some cannot be set back.
+    model = copy.deepcopy(small.model)
     try:
-        small.model.set_attn_implementation("eager")
+        model.set_attn_implementation("eager")
     except Exception:  # Models refuse in many ways.
         return True
     try:
         with torch.no_grad():
-            small.model(**small.inputs)
+            model(**small.inputs)
         return True
     except Exception:  # Models fail in many ways.
         return False
-    finally:
-        small.model.set_attn_implementation(before)
 
 
 def _with_keys_for_each_head(made: Callable, small: Running) -> Running:
