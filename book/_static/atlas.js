@@ -33,7 +33,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const link = (name) => make("a", { href: `#${name}` }, name);
   const rows = (cells, earlier) => facts.flatMap(([name, label, expected, surprising], place) => {
     const words = texts[cells[place]], differs = surprising.includes(cells[place]);
-    if (!words) return [];
+    if (!words || words === "no text") return [];
     const given = make("td", { className: differs ? "differs" : "" }, differs ? "≠ " : "", words);
     if (name in earlier) given.append(make("small", {}, ` (${before}: ${texts[earlier[name]] || "nothing"})`));
     return [make("tr", {}, make("th", { scope: "row" }, label), make("td", {}, expected), given)];

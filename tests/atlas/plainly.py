@@ -205,6 +205,9 @@ def right_padding(model, inputs):
 
 def rotation(model, inputs):
     """By the source: whether pairs are taken apart at every second dimension, or in the middle."""
+    config = model.config.get_text_config()
+    if config.is_encoder_decoder or len({*(getattr(config, "layer_types", None) or [])}) > 1:
+        raise NotKnownError("some layers may do without")
     source = inspect.getsource(sys.modules[type(model).__module__])
     functions = re.findall(
         r"def (?:apply_rotary|rotate_)\w*\(.*?(?=\n(?:def|class|@)|\Z)", source, re.DOTALL
@@ -228,7 +231,7 @@ def key_groups(model, inputs):
         raise NotKnownError("groups")
     if heads == keys:
         return "a key for each query head"
-    return f"{heads} query heads, {keys} key head{'s' * (keys > 1)}"
+    return "all query heads share a key" if keys == 1 else "groups of query heads can share a key"
 
 
 def two_calls(model, inputs):

@@ -52,7 +52,7 @@ SAID = {
     "attention_kind": {
         "squeezebert": "scores before the softmax",
         "minimax": "weights (1), state (1)",
-        "yoso": "other",
+        "yoso": "output of attention",
         **dict.fromkeys(("gpt_oss", "deepseek_v4"), "weights beside a sink"),
         "granite_swa": "weights before a sink takes its part",
     },
@@ -74,7 +74,7 @@ SAID = {
         **dict.fromkeys(("gptj", "cohere"), "interleaved"),
         "deepseek_v3": "interleaved, returned in halves, 64 of 192 dimensions",
     },
-    "scale": {"t5": "1"},
+    "scale": {"t5": "1", "whisper": "1/√d, already in queries and keys"},
     "two_calls": dict.fromkeys(("vit_mae", "vilt"), "differ"),
 }
 

@@ -10,9 +10,9 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import resource
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis_book.atlas.cards import BUILT
+from analysis_book.atlas.cards import BUILT, values_of
 from analysis_lib.files import package_directory
 
 # In the order of the table.
@@ -38,13 +38,6 @@ SECONDS = 15
 PATIENCE = 30 * SECONDS
 # Of address space, for each type.
 MOST_BYTES = 10 * 2**30
-INPUTS = {
-    "input_ids": "texts",
-    "pixel_values": "images",
-    "pixel_values_videos": "videos",
-    "input_values": "sounds",
-    "input_features": "sounds",
-}
 
 
 def row(model_type: str) -> dict[str, str]:
@@ -53,7 +46,7 @@ def row(model_type: str) -> dict[str, str]:
     import transformers
 
     from analysis_book.atlas.probing import probe, quiet
-    from analysis_book.atlas.small import NotBuiltError, running
+    from analysis_book.atlas.small import NotBuiltError, read_by, running
 
     torch.set_num_threads(1)
     known = {"type": model_type, "transformers": transformers.__version__}
@@ -62,15 +55,37 @@ def row(model_type: str) -> dict[str, str]:
             small = running(model_type)
     except NotBuiltError as error:
         return known | {"result": str(error)}
-    kinds = dict.fromkeys(kind for name, kind in INPUTS.items() if name in small.inputs)
     known |= {"result": BUILT, "class": type(small.model).__name__}
-    known |= {"reads": " and ".join(kinds) or "vectors"}
+    known |= {"reads": read_by(small.model, small.inputs)}
     known |= probe(small.model, small.inputs)
-    return known | {"dtype": saved_in_half(small.model)}
+    return known | {
+        "key_groups": groups_of_type(known["key_groups"]),
+        "dtype": saved_in_half(small.model),
+    }
+
+
+def groups_of_type(cell: str) -> str:
+    """Which heads share a key, without the numbers of a small model.
+
+    >>> groups_of_type("4 query heads, 2 key heads")
+    'groups of query heads can share a key'
+    """
+    words = {}
+    for value in values_of(cell):
+        several = re.fullmatch(r"\d+ query heads, (\d+) key heads?", value)
+        if several:
+            value = "groups of query heads can share a key"
+            if several[1] == "1":
+                value = "all query heads share a key"
+        words[value] = None
+    return ", or ".join(words)
 
 
 def saved_in_half(model: object) -> str:
-    """The precisions that ``from_pretrained`` gives of a model that was saved in half precision."""
+    """The precisions that ``from_pretrained`` gives of weights in half precision.
+
+    Nothing is written: a small configuration need not be one that may be saved.
+    """
     import torch
 
     from analysis_book.atlas.probing import dtypes_of, joined, quiet
@@ -79,13 +94,17 @@ def saved_in_half(model: object) -> str:
 
     given = {}
     for saved in ("bfloat16", "float16"):
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            try:
-                model.to(getattr(torch, saved)).save_pretrained(folder)
-                loaded = dtypes_of(type(model).from_pretrained(folder, **LOCALLY))
-                given[saved] = "as saved" if loaded == saved else loaded
-            except Exception as error:  # Some cannot be saved.
-                given[saved] = f"error: {reason_of(error)}"
+        dtype = getattr(torch, saved)
+        weights = model.to(dtype).state_dict()
+        model.config.dtype = dtype
+        try:
+            with quiet():
+                kind = type(model)
+                settings = {"config": model.config, "state_dict": weights}
+                loaded = dtypes_of(kind.from_pretrained(None, **settings, **LOCALLY))
+            given[saved] = "as saved" if loaded == saved else loaded
+        except Exception as error:  # Models fail in many ways.
+            given[saved] = f"error: {reason_of(error)}"
     return joined(given)
 
 

@@ -22,8 +22,12 @@ DATA = {
     "sounds with texts": "recordings/:text",
 }
 # Of cells that say that there is nothing to say.
-EMPTY = ("none", "no text", "no attention", "no weights", "it takes no mask")
-UNSEEN = "not seen"
+NO_TEXT = "no text"
+EMPTY = ("none", NO_TEXT, "no attention", "no weights", "it takes no mask")
+EMPTY += ("it takes no position_ids",)
+UNSEEN = ("not seen", "not tried")
+# How the kinds of attentions begin that are weights.
+OF_WEIGHTS = ("weights", "part of")
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ FACTS = (
     Fact("rotation", "rotation of queries and keys"),
     Fact("rotation_bases", "base of the angles"),
     Fact("key_groups", "heads of queries and keys"),
-    Fact("scale", "factor of the scores", "1/√d"),
+    Fact("scale", "factor of the scores", "1/√d", more=True),
     Fact("cap", "cap of the scores", "none"),
     Fact("window", "window of attention", "none"),
     Fact("two_calls", "two calls in evaluation give", "same"),
@@ -208,7 +212,7 @@ def traps(row: Mapping[str, str]) -> list[str]:
     if BY_NAME["state_axes"].surprises(row["state_axes"]):
         names.append("streams")
     kinds = row["attention_kind"]
-    if any(word in kinds for word in ("state", "scores", "other", "a dict", "a tuple")):
+    if any(not kind.startswith(OF_WEIGHTS) for kind in values_of(kinds) if kind not in EMPTY):
         names.append("not-weights")
     if BY_NAME["row_sums"].surprises(row["row_sums"]) or "before a sink" in kinds:
         names.append("sinks")
@@ -243,16 +247,16 @@ def plain_lines(row: Mapping[str, str], name: str) -> str:
             ]
     arguments = "**inputs, output_hidden_states=True, output_attentions=True"
     if "left-padding" in traps(row):
-        if row["left_padding_with_positions"] == "real tokens keep":
+        first = _FIRST_POSITION.match(row["pad_positions"])
+        if first and row["left_padding_with_positions"] == "real tokens keep":
             lines.append('positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)')
-            first = _FIRST_POSITION.match(row["pad_positions"])
-            if first and first[1] != "0":
+            if first[1] != "0":
                 lines[-1] += f" + {first[1]}"
             arguments = arguments.replace("**inputs", "**inputs, position_ids=positions")
         else:
             lines.append('tokenizer.padding_side = "right"  # or one text at a time')
     lines.append(f"output = model({arguments})")
-    if "no-embeddings" in traps(row):
+    if "no-embeddings" in traps(row) and row["reads"].startswith("texts"):
         lines.append('embeddings = model.get_input_embeddings()(inputs["input_ids"])')
     if "sinks" in traps(row) and "beside a sink" in row["attention_kind"]:
         lines.append("sinks = [1 - weights.sum(-1) for weights in output.attentions]")

@@ -1,51 +1,72 @@
 """Kinds of attentions and of rotations, told from their numbers, in words."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from analysis_book.atlas.tracing import Rotation, Trace
+from analysis_book.atlas.tracing import AttentionCall, Rotation, Trace, alike
 
 # Rows of weights add up to 1 within this.
 NEAR = 1e-3
+# Smaller angles between two tokens are not told from rounding.
+LEAST_ANGLE = 2e-5
 WEIGHTS = "weights"
 WITH_SINK = "weights beside a sink"
 BEFORE_SINK = "weights before a sink takes its part"
+ACROSS = "weights over queries"
 HALF = "part of a longer softmax"
 SCORES = "scores before the softmax"
 STATE = "state"
+VECTORS = "output of attention"
 OTHER = "other"
-OF_WEIGHTS = (WEIGHTS, WITH_SINK, BEFORE_SINK, HALF)
+USUAL_SCALE = "1/√d"
+OF_WEIGHTS = (WEIGHTS, WITH_SINK, BEFORE_SINK, ACROSS, HALF)
 
 
-def in_symbols(shape: Sequence[int], sizes: Mapping[int, str]) -> str:
+def in_symbols(shape: Sequence[int], sizes: Mapping[int, str], batch: int | None = None) -> str:
     """A shape with the names of its axes, where their sizes are known.
 
-    >>> in_symbols((3, 4, 11, 11), {3: "batch", 4: "head", 11: "token"})
+    Args:
+        shape: the shape.
+        sizes: the names of axes by their sizes.
+        batch: the size of the batch, which is the first axis of that size.
+
+    >>> in_symbols((3, 4, 11, 11), {4: "head", 11: "token"}, batch=3)
     'batch × head × token × token'
     """
-    return " × ".join(sizes.get(size, str(size)) for size in shape)
+    names = [sizes.get(size, str(size)) for size in shape]
+    if batch in shape:
+        names[list(shape).index(batch)] = "batch"
+    # Two sizes may be equal by chance.
+    for index, name in enumerate(names):
+        if name == "head" and name in names[:index]:
+            names[index] = str(shape[index])
+    return " × ".join(names)
 
 
 # --- Attentions -----------------------------------------------------------------------------------
 
 
-def attention_kind(attention: object, trace: Trace, has_sink: bool, tokens: int) -> str:
+def attention_kind(attention: object, trace: Trace, has_sink: bool, tokens: Collection[int]) -> str:
     """What an entry of ``attentions`` is.
 
     Args:
         attention: the entry.
         trace: of the call that returned it.
         has_sink: whether the module that attends has a learned sink.
-        tokens: how many tokens there are.
+        tokens: how many tokens there are; with those that a model adds, too.
     """
     if attention is None:
         return "none"
     if not isinstance(attention, Tensor):
         return f"a {type(attention).__name__}"
     values = attention.detach().float()
+    if values.isnan().any():
+        return "NaN"
     for scores, weights in trace.softmaxes:
         kind = _beside_softmax(values, scores.float(), weights.float())
         if kind == WEIGHTS and has_sink and not _is_cut(trace, weights):
@@ -58,7 +79,10 @@ def attention_kind(attention: object, trace: Trace, has_sink: bool, tokens: int)
             return WEIGHTS
         if has_sink:
             return WITH_SINK
-    if tokens not in values.shape[-2:]:
+    # Some record what attention gives in place of its weights.
+    if any(alike(run.gave, attention) for run in trace.runs):
+        return VECTORS
+    if not {*tokens} & {*values.shape[-2:]}:
         return STATE
     return OTHER
 
@@ -67,7 +91,8 @@ def _beside_softmax(values: Tensor, scores: Tensor, weights: Tensor) -> str:
     """What numbers are of a softmax, if anything."""
     if values.numel() == weights.numel():
         if torch.equal(values.reshape(-1), weights.reshape(-1)):
-            return WEIGHTS
+            sums = values.sum(-1)
+            return WEIGHTS if torch.allclose(sums, torch.ones(()), atol=NEAR) else ACROSS
         if torch.equal(values.reshape(-1), scores.reshape(-1)):
             return SCORES
     keys = values.shape[-1]
@@ -113,34 +138,75 @@ def scale_in_words(scaling: float | None, width: int) -> str:
     """The factor of the scores: that of the width of a head, or another."""
     usual = width**-0.5
     if scaling is None or math.isclose(scaling, usual, rel_tol=1e-3):
-        return "1/√d"
+        return USUAL_SCALE
     if math.isclose(scaling, 1.0):
         return "1"
     return f"{scaling:.4g}, where 1/√d is {usual:.4g}"
 
 
+def is_scaled_before(call: AttentionCall, trace: Trace) -> bool:
+    """Whether 1/√d is what queries and keys were multiplied by before a module attends.
+
+    The norms of what its projections gave tell, beside those of queries and keys.
+    """
+    inside = {*call.module.modules()}
+    norms = []
+    given = [run.gave for run in trace.runs[: call.runs] if run.module in inside]
+    for shape in (call.queries, call.keys):
+        count = math.prod(shape)
+        same = [each for each in given if each is not None and each.numel() == count]
+        norms.append([each.norm().item() for each in same])
+    # Some rotations also scale (YaRN).
+    rotated = 1.0
+    for rotation in trace.rotations[: call.rotations][-1:]:
+        rotated = (rotation.after.norm() / rotation.before.norm()).item()
+    product = math.prod(call.norms) * call.options["scaling"] / rotated**2
+    usual = call.queries[-1] ** -0.5
+    for queries, keys in itertools.product(*norms):
+        if math.isclose(product, usual * queries * keys, rel_tol=1e-4):
+            return True
+    return False
+
+
 # --- Rotations ------------------------------------------------------------------------------------
 
 
-def rotation_kinds(rotations: Sequence[Rotation], head: int | None) -> tuple[str, str]:
-    """How queries and keys are rotated, and by how many tables of angles.
+@dataclass(frozen=True, eq=False)
+class Angles:
+    """How far each pair of dimensions turns from a token to the next.
+
+    Attributes:
+        steps: the angle of each pair that turns.
+        pairs: how many pairs the table of angles is made for, some of which may not turn.
+    """
+
+    steps: Tensor
+    pairs: int
+
+
+def rotation_kind(rotations: Sequence[Rotation], head: int | None) -> str:
+    """How queries and keys are rotated.
 
     Args:
-        rotations: those of one call of a model.
-        head: the width of a head, if it is known.
+        rotations: those of one module that attends.
+        head: the width of its heads, if it is known.
     """
-    kinds = {}
-    tables = []
+    kinds = dict.fromkeys(_rotation(rotation, head)[0] for rotation in rotations)
+    return "; ".join(kinds) or "none"
+
+
+def rotation_bases(rotations: Sequence[Rotation]) -> str:
+    """The base of each table of angles by which vectors are rotated."""
+    tables: list[Angles] = []
     for rotation in rotations:
-        kind, angles = _rotation(rotation, head)
-        kinds[kind] = None
+        _, angles = _rotation(rotation, None)
         if angles is not None and not any(_same_angles(angles, each) for each in tables):
             tables.append(angles)
-    return "; ".join(kinds), _bases(tables)
+    return ", ".join(dict.fromkeys(map(_base_in_words, tables)))
 
 
-def _rotation(rotation: Rotation, head: int | None) -> tuple[str, Tensor | None]:
-    """The kind of one rotation, and the angle of each pair of dimensions between two tokens."""
+def _rotation(rotation: Rotation, head: int | None) -> tuple[str, Angles | None]:
+    """The kind of one rotation, and its angles."""
     before = rotation.before.double().reshape(-1, rotation.before.shape[-1])
     after = rotation.after.double().reshape(-1, rotation.after.shape[-1])
     turned = (before != after).any(0).nonzero().flatten()
@@ -151,18 +217,22 @@ def _rotation(rotation: Rotation, head: int | None) -> tuple[str, Tensor | None]
     share = "" if width >= whole else f", {width} of {whole} dimensions"
     if width % 2:
         return f"not recognised{share}", None
+    # With a gap behind each half, the table is made for the whole vector.
+    pairs = width // 2
+    if turned[-1] - turned[0] >= width:
+        pairs = before.shape[-1] // 2
     old, new = before[:, turned], after[:, turned]
-    halves, pairs = (_in_halves(old), _in_pairs(old)), (_in_halves(new), _in_pairs(new))
-    for name, read, gave in (
-        ("halves", halves[0], pairs[0]),
-        ("interleaved", halves[1], pairs[1]),
-        ("interleaved, returned in halves", halves[1], pairs[0]),
+    read, gave = (_in_halves(old), _in_pairs(old)), (_in_halves(new), _in_pairs(new))
+    for name, plain, rotated in (
+        ("halves", read[0], gave[0]),
+        ("interleaved", read[1], gave[1]),
+        ("interleaved, returned in halves", read[1], gave[0]),
     ):
         # Some tables of angles also scale (YaRN).
-        factor = gave.norm() / read.norm()
-        if torch.allclose(factor * read.abs(), gave.abs(), rtol=1e-3, atol=1e-5):
-            turns = torch.angle(gave / read)
-            return f"{name}{share}", _steps(turns, rotation.before)
+        factor = rotated.norm() / plain.norm()
+        if torch.allclose(factor * plain.abs(), rotated.abs(), rtol=1e-3, atol=1e-5):
+            steps = _steps(torch.angle(rotated / plain), rotation.before)
+            return f"{name}{share}", Angles(steps, pairs)
     return f"not recognised{share}", None
 
 
@@ -178,44 +248,49 @@ def _in_pairs(vectors: Tensor) -> Tensor:
 
 
 def _steps(turns: Tensor, vectors: Tensor) -> Tensor:
-    """The most that each pair turns from a token to the next, which its table of angles decides."""
+    """How far each pair turns from a token to the next."""
     width = turns.shape[-1]
     by_token = turns.reshape(*vectors.shape[:-1], width)
-    if by_token.dim() < 2:
-        return by_token.abs()
-    axis = 1 if by_token.dim() == 3 else 2
-    if by_token.dim() == 4 and by_token.shape[1] > by_token.shape[2]:
-        axis = 1  # Tokens before heads.
-    if by_token.shape[axis] < 2:
-        return by_token.reshape(-1, width)[0].abs()
-    step = by_token.select(axis, 1) - by_token.select(axis, 0)
-    step = torch.remainder(step + math.pi, 2 * math.pi) - math.pi
-    return step.reshape(-1, width).median(0).values.abs()
+    steps = [turns.new_zeros(width)]
+    for axis in range(by_token.dim() - 1):
+        if by_token.shape[axis] > 1:
+            step = by_token.select(axis, 1) - by_token.select(axis, 0)
+            step = torch.remainder(step + math.pi, 2 * math.pi) - math.pi
+            steps.append(step.reshape(-1, width).median(0).values.abs())
+    # All texts and all heads turn alike, so that only tokens differ.
+    return max(steps, key=lambda step: step.max().item())
 
 
-def _same_angles(angles: Tensor, other: Tensor) -> bool:
-    return angles.shape == other.shape and torch.allclose(angles, other, rtol=1e-2, atol=1e-5)
+def _same_angles(angles: Angles, other: Angles) -> bool:
+    if angles.steps.shape != other.steps.shape:
+        return False
+    return torch.allclose(angles.steps, other.steps, rtol=1e-2, atol=1e-5)
 
 
-def _bases(tables: Sequence[Tensor]) -> str:
-    """The base of each table of angles whose logarithms are evenly spaced."""
-    words = {}
-    for angles in tables:
-        base = _base(angles)
-        word = "scaled angles"
-        if base is not None:
-            word = f"{float(f'{base:.3g}'):,.0f}"
-        words[word] = None
-    return ", ".join(words)
+def _base_in_words(angles: Angles) -> str:
+    """The base of a table in which each angle is the same share of the one before."""
+    turning = angles.steps > LEAST_ANGLE
+    seen = int(turning.sum())
+    share = _share(angles.steps[turning])
+    if share is None:
+        return "no single base"
+    # So many of them are not too small to be seen.
+    most = 1 + math.floor(math.log(LEAST_ANGLE) / math.log(share))
+    pairs, axes = angles.pairs, ""
+    if not bool(turning[:seen].all()) or seen < min(len(turning), most) - 1:
+        # Along a row of an image, the pairs that stand for its columns alone turn.
+        axes = ", by row and column"
+        pairs = pairs // 2 if seen >= most - 1 else seen
+    return f"{float(f'{share**-pairs:.3g}'):,.0f}{axes}"
 
 
-def _base(angles: Tensor) -> float | None:
-    count = len(angles)
-    if count < 2 or not bool((angles > 0).all()) or abs(angles[0].item() - 1) > 0.02:
+def _share(steps: Tensor) -> float | None:
+    """What share of an angle the next one is, if they begin at 1 and all have the same."""
+    if len(steps) < 2 or abs(steps[0].item() - 1) > 0.02:
         return None
-    logarithms = angles.log()
-    step = logarithms[1] - logarithms[0]
-    expected = step * torch.arange(count, dtype=angles.dtype)
-    if not torch.allclose(logarithms, expected, atol=0.05, rtol=0.02):
+    logarithms = steps.log()
+    slope = (logarithms[-1] - logarithms[0]) / (len(steps) - 1)
+    expected = slope * torch.arange(len(steps), dtype=steps.dtype)
+    if not torch.allclose(logarithms - logarithms[0], expected, atol=0.02, rtol=0.01):
         return None
-    return math.exp(-step.item() * count)
+    return math.exp(slope.item())

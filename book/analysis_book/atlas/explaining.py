@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from analysis_book.atlas.cards import (
     FACTS,
+    NO_TEXT,
     TRAPS,
     measured_by_library,
     measured_lines,
@@ -20,7 +21,7 @@ from analysis_book.atlas.cards import (
     traps,
 )
 from analysis_book.atlas.probing import dtypes_of, listed, probe, quiet
-from analysis_book.atlas.small import NotBuiltError, readable_input
+from analysis_book.atlas.small import NotBuiltError, read_by, readable_input
 from analysis_lib.errors import AnalysisError, shown
 from analysis_lib.models.checkpoint import tensors_of, weight_files
 from analysis_lib.models.configurations import refuse_named_code
@@ -49,7 +50,7 @@ class Card:
         rows = []
         for fact in FACTS:
             cell = self.row[fact.name]
-            if cell:
+            if cell and cell != NO_TEXT:
                 rows.append((fact.label, fact.expected, cell, fact.surprises(cell)))
         return pd.DataFrame(rows, columns=["fact", "expected", "given", "differs"])
 
@@ -148,6 +149,7 @@ def _row(name: str, model: PreTrainedModel) -> dict[str, str]:
     return {
         "type": model_type,
         "class": type(model).__name__,
+        "reads": read_by(model, inputs),
         "transformers": transformers.__version__,
         "measured": measured_by_library(model_type),
         **facts,

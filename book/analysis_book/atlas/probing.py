@@ -16,10 +16,14 @@ from transformers.utils import logging as of_transformers
 
 from analysis_book.atlas.conventions import (
     OF_WEIGHTS,
+    USUAL_SCALE,
+    VECTORS,
     attention_kind,
     dropout_side,
     in_symbols,
-    rotation_kinds,
+    is_scaled_before,
+    rotation_bases,
+    rotation_kind,
     row_sums,
     scale_in_words,
 )
@@ -33,10 +37,19 @@ from analysis_book.atlas.states import (
     stacks_of,
     tuples_of,
 )
-from analysis_book.atlas.tracing import NOTING, AttentionCall, Trace, first_tensor, traced
+from analysis_book.atlas.tracing import (
+    NOTING,
+    AttentionCall,
+    Rotation,
+    Trace,
+    first_tensor,
+    traced,
+)
 
 # How many [PAD] stand before a text to see what they change.
 PADS = 3
+# Positions at which a text may begin: behind that of [PAD] in the family of RoBERTa.
+FIRST_POSITIONS = (0, 1, 2)
 # The largest difference between numbers that are the same up to rounding, by the largest of them.
 ROUNDING = 1e-3
 ASKED = {"output_hidden_states": True, "output_attentions": True}
@@ -54,7 +67,10 @@ def probe(model: PreTrainedModel, inputs: Mapping[str, object]) -> dict[str, str
         facts["default_attention"] = _default_attention(model)
         by_default = _called(model, inputs, ASKED)
         trace, reason = _traced(model, inputs, "eager")
-        facts |= facts_of_states(model, trace, inputs)
+        of_states = trace
+        if _is_nan(trace.output):
+            of_states, _ = _traced(model, inputs, facts["default_attention"])
+        facts |= facts_of_states(model, of_states, inputs)
         facts |= facts_of_attentions(model, trace, inputs)
         facts["attentions_by_default"] = beside_eager(by_default, trace.output)
         if reason:
@@ -135,6 +151,12 @@ def _called(
         return error
 
 
+def _is_nan(output: object) -> bool:
+    """Whether the last hidden states are no numbers, as where every key of a query is hidden."""
+    last = first_tensor(output)
+    return last is not None and bool(last.isnan().any())
+
+
 def joined(by_stack: Mapping[str, str]) -> str:
     """What holds of several stacks, once if it is the same.
 
@@ -153,17 +175,18 @@ def joined(by_stack: Mapping[str, str]) -> str:
 def sizes_of(inputs: Mapping[str, object], read: Tensor | None) -> dict[int, str]:
     """The names of axes by their sizes, of an input and of what its first block reads."""
     sizes = {}
-    if read is not None and read.dim() == 3:
-        sizes[read.shape[-1]] = "width"
+    if read is not None and read.dim() in (2, 3):
         sizes[read.shape[-2]] = "token"
     for name, axis in (("decoder_input_ids", "decoder token"), ("input_ids", "token")):
         if isinstance(inputs.get(name), Tensor):
             sizes[inputs[name].shape[1]] = axis
-    sizes[_batch(inputs)] = "batch"
     return sizes
 
 
-def _batch(inputs: Mapping[str, object]) -> int:
+def _batch(inputs: Mapping[str, object]) -> int | None:
+    """How many texts, images or sounds an input has; none if it packs them into one sequence."""
+    if "grid_thw" in inputs:
+        return None
     return next(value for value in inputs.values() if isinstance(value, Tensor)).shape[0]
 
 
@@ -195,15 +218,25 @@ def _path_of_blocks(stack: Stack) -> str:
 def _axes_of_states(stack: Stack, inputs: Mapping[str, object]) -> str:
     state = stack.states[0]
     read = stack.runs[0].read if stack.runs else state
+    batch = _batch(inputs)
+    if state.dim() == 2:
+        # All tokens of a batch in one sequence.
+        return "token × width"
     sizes = sizes_of(inputs, read)
-    if state.dim() == 3 and state.shape[0] == _batch(inputs):
+    if state.dim() == 3 and state.shape[0] == batch:
         # By their order, since two sizes may be equal by chance.
-        return f"batch × {sizes.get(state.shape[1], 'token').replace('batch', 'token')} × width"
+        return f"batch × {sizes.get(state.shape[1], 'token')} × width"
+    if state.dim() == 3 and state.shape[0] == 1:
+        return "1 × token × width"
     if "input_ids" in inputs:
-        sizes.setdefault(state.shape[-1], "width")
-    else:
-        sizes = {_batch(inputs): "batch"}
-    return in_symbols(state.shape, sizes)
+        return in_symbols(state.shape, {**sizes, state.shape[-1]: "width"}, batch)
+    if state.dim() == 4 and state.shape[0] == batch:
+        _, first, second, third = state.shape
+        if second == third:
+            return "batch × channel × row × column"
+        if first == second:
+            return "batch × row × column × channel"
+    return in_symbols(state.shape, {}, batch)
 
 
 # --- Attentions -----------------------------------------------------------------------------------
@@ -221,7 +254,10 @@ def facts_of_attentions(
     for label, _, entries in [each for each in given if each[2]] or given:
         side = label.replace("cross", "decoder").strip()
         stack = stacks.get(side) or stacks.get("")
-        of_label = _facts_of_entries(model, trace, inputs, entries, stack)
+        sizes = sizes_of(inputs, _first_read(stack))
+        if label.startswith("cross") and _first_read(stacks.get("encoder")) is not None:
+            sizes.setdefault(_first_read(stacks["encoder"]).shape[-2], "token")
+        of_label = _facts_of_entries(model, trace, sizes, _batch(inputs), entries, stack)
         for name, words in of_label.items():
             facts[name][label] = words
     if not facts["attentions"]:
@@ -229,10 +265,15 @@ def facts_of_attentions(
     return {name: joined(by_stack) for name, by_stack in facts.items()}
 
 
+def _first_read(stack: Stack | None) -> Tensor | None:
+    return stack.runs[0].read if stack and stack.runs else None
+
+
 def _facts_of_entries(
     model: PreTrainedModel,
     trace: Trace,
-    inputs: Mapping[str, object],
+    sizes: Mapping[int, str],
+    batch: int | None,
     entries: object,
     stack: Stack | None,
 ) -> dict[str, str]:
@@ -240,9 +281,7 @@ def _facts_of_entries(
         word = {None: "None"}.get(entries, "empty") if not entries else type(entries).__name__
         return {"attentions": word, "attention_kind": "none"}
     blocks = len(stack.runs) if stack else 0
-    read = stack.runs[0].read if stack and stack.runs else None
-    sizes = sizes_of(inputs, read)
-    tokens = next((size for size, name in sizes.items() if name == "token"), 0)
+    tokens = [size for size, name in sizes.items() if name == "token"]
     has_sink = any("sink" in name for name, _ in model.named_parameters())
     kinds = [attention_kind(each, trace, has_sink, tokens) for each in entries]
     tensors = [each for each in entries if isinstance(each, Tensor) and each.dim() > 1]
@@ -253,18 +292,38 @@ def _facts_of_entries(
     if tensors:
         heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
         if isinstance(heads, int):
-            sizes.setdefault(heads, "head")
-        axes = Counter(in_symbols(each.shape, sizes) for each in tensors)
+            sizes = {heads: "head", **sizes}
+        axes = Counter()
+        for each, kind in zip(entries, kinds, strict=True):
+            if isinstance(each, Tensor) and each.dim() > 1:
+                axes[_axes_of_attention(each, kind, sizes, batch)] += 1
         facts["attention_axes"] = listed(axes)
         facts["dropout"] = listed(Counter(dropout_side(each, trace) for each in tensors))
     return facts
+
+
+def _axes_of_attention(
+    attention: Tensor, kind: str, sizes: Mapping[int, str], batch: int | None
+) -> str:
+    shape = attention.shape
+    if kind == VECTORS and attention.dim() == 2:
+        return "token × width"
+    if kind == VECTORS and attention.dim() == 3:
+        return "batch × token × width"
+    if attention.dim() == 4 and shape[0] == batch and shape[-1] in sizes:
+        # Heads may be as many as anything else.
+        sizes = {size: name for size, name in sizes.items() if name != "head"}
+        return f"batch × head × {in_symbols(shape[2:], sizes)}"
+    return in_symbols(shape, sizes, batch)
 
 
 def attention_number(count: int, blocks: int) -> str:
     """How many attentions there are, beside the blocks that ran."""
     if count == blocks:
         return "one per block"
-    return f"{count} for {blocks} blocks" if blocks else str(count)
+    if not blocks:
+        return str(count)
+    return f"{count} for {blocks} blocks" if count < blocks else f"{count} from {blocks} blocks"
 
 
 def listed(counts: Mapping[str, int]) -> str:
@@ -325,19 +384,42 @@ def facts_of_interface(trace: Trace) -> dict[str, str]:
         unseen = "not seen: it computes attention by itself"
     names = ("key_groups", "scale", "cap", "window")
     facts = dict.fromkeys(names, unseen)
-    heads = {each.queries[-1] for each in calls}
     if calls:
         facts |= {
             "key_groups": listed(Counter(_groups(each) for each in calls)),
-            "scale": listed(Counter(_scale(each) for each in calls)),
-            "cap": _option(calls, "softcap"),
-            "window": _option(calls, "sliding_window"),
+            "scale": listed(Counter(_scale(each, trace) for each in calls)),
+            "cap": listed(Counter(_cap(each) for each in calls)),
+            "window": listed(Counter(_window(each) for each in calls)),
         }
-    facts["rotation"], facts["rotation_bases"] = "none", "none"
+    facts["rotation"] = "none"
+    facts["rotation_bases"] = "none"
     if trace.rotations:
-        head = max(heads) if heads else None
-        facts["rotation"], facts["rotation_bases"] = rotation_kinds(trace.rotations, head)
+        facts["rotation"] = _rotations(trace)
+        facts["rotation_bases"] = rotation_bases(_of_attention(trace.rotations))
     return facts
+
+
+def _rotations(trace: Trace) -> str:
+    """How queries and keys are rotated, by the modules that attend."""
+    if not trace.attentions:
+        return rotation_kind(_of_attention(trace.rotations), None)
+    counts = Counter()
+    module, before, rotations = None, 0, []
+    for call in trace.attentions:
+        # Some attend twice with the same queries and keys.
+        if call.rotations > before or call.module is not module:
+            rotations = _of_attention(trace.rotations[before : call.rotations])
+        counts[rotation_kind(rotations, call.queries[-1])] += 1
+        module, before = call.module, call.rotations
+    return listed(counts)
+
+
+def _of_attention(rotations: Sequence[Rotation]) -> list[Rotation]:
+    """Those of queries and keys; what chooses keys to attend to has vectors of its own."""
+    kinds = [type(each.module).__name__ for each in rotations]
+    return [
+        each for each, kind in zip(rotations, kinds, strict=True) if not kind.endswith("Indexer")
+    ]
 
 
 def _groups(call: AttentionCall) -> str:
@@ -347,18 +429,33 @@ def _groups(call: AttentionCall) -> str:
     return f"{queries} query heads, {keys} key head{'s' * (keys > 1)}"
 
 
-def _scale(call: AttentionCall) -> str:
-    return scale_in_words(call.options.get("scaling"), call.queries[-1])
+def _scale(call: AttentionCall, trace: Trace) -> str:
+    width = call.queries[-1]
+    scaling = call.options.get("scaling")
+    words = scale_in_words(scaling, width)
+    if words != USUAL_SCALE and scaling and is_scaled_before(call, trace):
+        return f"{USUAL_SCALE}, already in queries and keys"
+    return words
 
 
-def _option(calls: Sequence[AttentionCall], name: str) -> str:
-    """An option of the attention function, where a layer has it."""
-    counts = Counter()
-    for call in calls:
-        value = call.options.get(name)
-        word = "none" if value is None else f"{value:g}"
-        counts[word] += 1
-    return listed(counts)
+def _cap(call: AttentionCall) -> str:
+    cap = call.options.get("softcap")
+    return "none" if cap is None else f"{cap:g}"
+
+
+def _window(call: AttentionCall) -> str:
+    """The window that a module gives to the attention function, or the chunks of its mask."""
+    window = call.options.get("sliding_window")
+    if window is not None:
+        # Looking back it counts the token itself; both ways, types count in three ways.
+        return f"{window:g}, both ways" if call.sees_later else f"{window:g}"
+    config = getattr(call.module, "config", None)
+    kinds = getattr(config, "layer_types", None) or []
+    layer = getattr(call.module, "layer_idx", None)
+    # Chunks stand in the mask alone.
+    if layer is not None and layer < len(kinds) and kinds[layer] == "chunked_attention":
+        return f"chunks of {config.attention_chunk_size}"
+    return "none"
 
 
 # --- Padding --------------------------------------------------------------------------------------
@@ -369,7 +466,11 @@ def facts_of_padding(model: PreTrainedModel, inputs: Mapping[str, object]) -> di
     names = ("left_padding", "left_padding_with_positions", "right_padding", "pad_positions")
     accepted = inspect.signature(model.forward).parameters
     if not {"input_ids", "attention_mask"} <= inputs.keys():
-        reason = "it takes no mask" if "input_ids" in inputs else "no text"
+        reason = "no text"
+        if "input_ids" in inputs:
+            reason = "it takes no mask"
+            if "attention_mask" in accepted:
+                reason = "not tried: the small model runs without a mask alone"
         return dict.fromkeys(names, reason)
     try:
         alone = traced(model, inputs)
@@ -385,16 +486,41 @@ def facts_of_padding(model: PreTrainedModel, inputs: Mapping[str, object]) -> di
     count = inputs["input_ids"].shape[1]
     facts["pad_positions"] = positions_in_words(positions_seen(padded, count + PADS))
     if "position_ids" in accepted:
-        kept = positions_seen(alone, count)
-        kept = list(range(count)) if kept is None else kept
-        row = torch.tensor([[kept[0]] * PADS + kept]).expand(_batch(inputs), -1)
-        given = padded_input(model, inputs, left=True) | {"position_ids": row}
-        try:
-            words = _change(alone, traced(model, given), left=True)
-        except Exception as error:
-            words = f"error: {reason_of(error)}"
-        facts["left_padding_with_positions"] = words
+        facts["left_padding_with_positions"] = _with_positions(model, inputs, alone)
     return facts
+
+
+def _with_positions(model: PreTrainedModel, inputs: Mapping[str, object], alone: Trace) -> str:
+    """Whether real tokens change behind [PAD] if they are given the positions that they had."""
+    count = inputs["input_ids"].shape[1]
+    kept = positions_seen(alone, count) or _positions_tried(model, inputs, alone)
+    if kept is None:
+        return "not tried: its positions are unknown"
+    given = padded_input(model, inputs, left=True)
+    given["position_ids"] = _rows_of([kept[0]] * PADS + kept, inputs)
+    try:
+        return _change(alone, traced(model, given), left=True)
+    except Exception as error:  # Models fail in many ways.
+        return f"error: {reason_of(error)}"
+
+
+def _positions_tried(
+    model: PreTrainedModel, inputs: Mapping[str, object], alone: Trace
+) -> list[int] | None:
+    """The positions of a text, of which a table was not seen: those that give the same vectors."""
+    wanted = vectors_of(alone.output)
+    count = inputs["input_ids"].shape[1]
+    for start in FIRST_POSITIONS:
+        kept = [*range(start, start + count)]
+        with suppress(Exception):
+            given = {**inputs, "position_ids": _rows_of(kept, inputs)}
+            if _same(vectors_of(_called(model, given, {})), wanted):
+                return kept
+    return None
+
+
+def _rows_of(positions: Sequence[int], inputs: Mapping[str, object]) -> Tensor:
+    return torch.tensor(positions).repeat(_batch(inputs), 1)
 
 
 def padded_input(

@@ -27,7 +27,7 @@ _SIZES = {
     "head": (
         "head_dim kv_channels attention_head_size d_kv head_size d_head linear_key_head_dim "
         "linear_value_head_dim "
-        "global_head_dim mamba_d_head mamba_head_dim"
+        "global_head_dim mamba_d_head mamba_head_dim query_pre_attn_scalar"
     ),
     "layers": (
         "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
@@ -97,7 +97,8 @@ MADE_ANEW = {
         "transformers_version",
         "_name_or_path",
     ),
-    *("architectures", "per_layer_config"),
+    # Made of the width of a head.
+    *("architectures", "per_layer_config", "attention_multiplier"),
 }
 
 
@@ -114,6 +115,14 @@ CHANGES = {
     "recurrent_gemma": {"num_hidden_layers": 3},
     "xmod": {"default_language": "en_XX"},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    # Its default configuration leaves out the sizes of the layers that choose tokens.
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 64,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+    },
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 0},
 }
 _SPEECH = {
@@ -212,7 +221,13 @@ CONFIGURED = {
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
 }
 CHANGES |= dict.fromkeys(("swin", "swinv2", "maskformer-swin", "donut-swin"), _SWIN) | {
-    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
+    # Nine tenths of a head, and a third, are even numbers.
+    "moonshine": {
+        "encoder_num_key_value_heads": 4,
+        "decoder_num_key_value_heads": 4,
+        "hidden_size": 320,
+    },
+    "mimo_v2_flash": {"head_dim": 192},
     "yolos": {"image_size": [48, 64], "num_detection_tokens": 5},
     "pvt_v2": {"image_size": 64},
     "audio-spectrogram-transformer": {"max_length": 128},

@@ -1,8 +1,9 @@
 """A small random model of any type that transformers knows, and an input that it reads."""
 
+import copy
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,6 +23,15 @@ SECOND = 16_000
 WIDE_HEAD = 128
 # Patches of an image along one side.
 SIDE = 4
+# Lists of configurations that tell layers apart.
+BY_LAYER = ("layer_types", "no_rope_layers")
+INPUTS = {
+    "input_ids": "texts",
+    "pixel_values": "images",
+    "pixel_values_videos": "videos",
+    "input_values": "sounds",
+    "input_features": "sounds",
+}
 
 
 class NotBuiltError(Exception):
@@ -57,11 +67,50 @@ def running(model_type: str) -> Running:
                 continue
             tried.append(config.to_dict())
             model = _built(made, config)
-            return Running(model, readable_input(model))
+            small = Running(model, readable_input(model))
+            return small if _attends_eagerly(small) else _with_keys_for_each_head(made, small)
         except Exception as error:  # Configurations and models fail in many ways.
             reasons[make] = reason_of(error)
     # The plainest reason is that of the plainest way.
     raise NotBuiltError(reasons.get(_by_sizes) or next(iter(reasons.values())))
+
+
+def _attends_eagerly(small: Running) -> bool:
+    """Whether eager attention runs; some that compute attention by themselves refuse it."""
+    if getattr(small.model.config, "_attn_implementation", None) == "eager":
+        return True
+    # Some cannot be set back.
+    model = copy.deepcopy(small.model)
+    try:
+        model.set_attn_implementation("eager")
+    except Exception:  # Models refuse in many ways.
+        return True
+    try:
+        with torch.no_grad():
+            model(**small.inputs)
+        return True
+    except Exception:  # Models fail in many ways.
+        return False
+
+
+def _with_keys_for_each_head(made: Callable, small: Running) -> Running:
+    """The same with a key for each query head, which some types need under eager attention."""
+    config = copy.deepcopy(small.model.config)
+    for part in _parts_of(config):
+        if getattr(part, "num_key_value_heads", None) is not None:
+            part.num_key_value_heads = part.num_attention_heads
+    with suppress(Exception):  # Then what runs otherwise stays.
+        other = Running(_built(made, config), small.inputs)
+        if _attends_eagerly(other):
+            return other
+    return small
+
+
+def _parts_of(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, PreTrainedConfig):
+            yield from _parts_of(value)
 
 
 def reason_of(error: Exception) -> str:
@@ -94,7 +143,9 @@ def model_class(model_type: str) -> Callable:
     for value in vars(source).values():
         if not inspect.isclass(value) or not issubclass(value, PreTrainedModel):
             continue
-        if value.config_class is kind and not value.__name__.endswith("PreTrainedModel"):
+        # A stack is half a model, which nobody loads.
+        is_part = value.__name__.endswith(("PreTrainedModel", "Stack"))
+        if value.config_class is kind and not is_part:
             classes.append(value)
     if not classes:
         raise NotBuiltError("transformers has no class of models for it alone")
@@ -118,7 +169,8 @@ def _built(made: Callable, config: PreTrainedConfig) -> PreTrainedModel:
 def randomise(model: nn.Module) -> None:
     """Random values everywhere: a norm with the gain 1 might hide whether it was applied."""
     for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point():
+        # Sines and cosines of positions are no weights.
+        if not parameter.is_floating_point() or not parameter.requires_grad:
             continue
         if name.endswith("bias"):
             parameter.normal_(0, 0.3)
@@ -146,12 +198,29 @@ def _with_every_kind(model_type: str) -> PreTrainedConfig:
     config = _by_sizes(model_type)
     default = CONFIG_MAPPING[model_type]()
     for small, whole in zip(_texts_of(config), _texts_of(default), strict=True):
-        kinds = getattr(whole, "layer_types", None) or []
-        known = getattr(small, "layer_types", None) or []
-        if len({*kinds}) > len({*known}):
-            small.layer_types = _each_kind(kinds)
-            small.num_hidden_layers = len(small.layer_types)
+        layers = _layers_of(whole)
+        kinds = list(dict.fromkeys(layers))
+        if len(kinds) > len({*_layers_of(small)}):
+            kinds = _each_kind(kinds)
+            for name, values in zip(_lists_of(whole), zip(*kinds, strict=True), strict=True):
+                setattr(small, name, list(values))
+            small.num_hidden_layers = len(kinds)
     return config
+
+
+def _lists_of(config: PreTrainedConfig) -> dict[str, list]:
+    """What a configuration says of each layer, such as whether it rotates."""
+    count = getattr(config, "num_hidden_layers", None)
+    lists = {name: getattr(config, name, None) for name in BY_LAYER}
+    return {
+        name: values
+        for name, values in lists.items()
+        if isinstance(values, list) and len(values) == count
+    }
+
+
+def _layers_of(config: PreTrainedConfig) -> list[tuple]:
+    return list(zip(*_lists_of(config).values(), strict=True))
 
 
 def _with_wide_heads(model_type: str) -> PreTrainedConfig:
@@ -172,7 +241,7 @@ def _texts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
     return [config] if part is config else [config, part]
 
 
-def _each_kind(kinds: list[str]) -> list[str]:
+def _each_kind(kinds: list) -> list:
     """Each kind of layer, in order; at least two layers."""
     unique = list(dict.fromkeys(kinds))
     return unique if len(unique) > 1 else unique * 2
@@ -219,6 +288,17 @@ def readable_input(model: PreTrainedModel) -> dict[str, object]:
             reasons.append(f"{reason_of(error)} (given {', '.join(inputs)})")
     reasons.append("its input is unknown")
     raise NotBuiltError(reasons[0])
+
+
+def read_by(model: PreTrainedModel, inputs: Mapping[str, object]) -> str:
+    """What a model reads in a call, and what else it takes: "texts (images not tried)"."""
+    accepted = inspect.signature(model.forward).parameters
+    given = list(dict.fromkeys(kind for name, kind in INPUTS.items() if name in inputs))
+    others = [kind for name, kind in INPUTS.items() if name in accepted and kind not in given]
+    words = " and ".join(given) or "vectors"
+    if given and others:
+        words += f" ({' and '.join(dict.fromkeys(others))} not tried)"
+    return words
 
 
 def _inputs(model: PreTrainedModel) -> Iterator[dict[str, object]]:
@@ -317,13 +397,14 @@ def _sounds(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     frames = frames or getattr(config, "max_length", None) or 100
     wave = torch.sin(torch.arange(SECOND) / 20)
     waves = torch.stack([wave / (1 + index) for index in range(BATCH)])
+    decoder = {"decoder_input_ids": torch.full((BATCH, TOKENS), 3)}
     yield {"input_values": waves}
     yield {"input_values": waves.unsqueeze(1)}
+    yield {"input_values": waves, **decoder}
     for shape in ((BATCH, bins[0], frames), (BATCH, frames, bins[0]), (BATCH, 100, 160)):
         spectrum = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
         yield {"input_features": spectrum}
         yield {"input_values": spectrum}
-        decoder = {"decoder_input_ids": torch.full((BATCH, TOKENS), 3)}
         yield {"input_features": spectrum, **decoder}
         mask = torch.ones(BATCH, spectrum.shape[-1], dtype=torch.long)
         for name in ("attention_mask", "input_features_mask", "feature_attention_mask"):

@@ -1,13 +1,12 @@
 """The hidden states that a model returns, beside what its blocks read and gave."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
-from analysis_book.atlas.tracing import Run, Trace
+from analysis_book.atlas.tracing import Run, Trace, alike
 
 # What gives its input back.
 _PASSES = (nn.Dropout, nn.Identity)
@@ -33,15 +32,11 @@ class Stack:
 def stacks_of(model: nn.Module, trace: Trace) -> list[Stack]:
     """The stacks whose hidden states a model returned."""
     stacks = []
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for label, owner, states in tuples_of(trace.output, "hidden_states"):
         if not states or not all(isinstance(state, Tensor) for state in states):
             continue
         stack = Stack(label, states)
-        candidates = [_runs_of_list(trace, each) for each in lists]
-        candidates = [runs for runs in candidates if runs and _agreement(runs, states)[0] >= 0]
-        if candidates:
-            stack.runs = max(candidates, key=lambda runs: _agreement(runs, states))
+        stack.runs = _runs_of_stack(model, trace, states)
         last = None
         if label in ("encoder", "decoder"):
             last = owner.get(f"{label}_last_hidden_state")
@@ -50,6 +45,17 @@ def stacks_of(model: nn.Module, trace: Trace) -> list[Stack]:
         stack.last = last if isinstance(last, Tensor) else None
         stacks.append(stack)
     return stacks
+
+
+def _runs_of_stack(model: nn.Module, trace: Trace, states: Sequence[Tensor]) -> list[Run]:
+    """The runs of the list of modules that explains hidden states best."""
+    for kind in (nn.ModuleList, nn.Sequential):
+        lists = [module for module in model.modules() if isinstance(module, kind)]
+        candidates = [_runs_of_list(trace, each) for each in lists]
+        candidates = [runs for runs in candidates if runs and _agreement(runs, states)[0] >= 0]
+        if candidates:
+            return max(candidates, key=lambda runs: _agreement(runs, states))
+    return []
 
 
 def tuples_of(output: object, ending: str, path: str = "") -> Iterator[tuple[str, Mapping, object]]:
@@ -65,7 +71,7 @@ def tuples_of(output: object, ending: str, path: str = "") -> Iterator[tuple[str
             yield from tuples_of(value, ending, f"{path} {part}".strip())
 
 
-def _runs_of_list(trace: Trace, blocks: nn.ModuleList) -> list[Run]:
+def _runs_of_list(trace: Trace, blocks: Iterable[nn.Module]) -> list[Run]:
     inside = {*blocks}
     return [run for run in trace.runs if run.module in inside and run.gave is not None]
 
@@ -78,22 +84,6 @@ def _agreement(runs: list[Run], states: Sequence[Tensor]) -> tuple[int, int, int
     same_shape = sum(run.gave.shape == states[0].shape for run in runs)
     # Parts of a block may give what it gives, and have the longer path.
     return explained or -(not same_shape), -runs[0].path.count("."), same_shape
-
-
-def alike(tensor: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors have the same numbers, perhaps with other or exchanged axes."""
-    if tensor is None or other is None or tensor.numel() != other.numel():
-        return False
-    if torch.equal(tensor.reshape(-1), other.reshape(-1)):
-        return True
-    if min(tensor.dim(), other.dim()) < 3:
-        return False
-    if torch.equal(tensor.transpose(0, 1).reshape(-1), other.reshape(-1)):
-        return True
-    # Maps of features, with their channels last.
-    return torch.equal(tensor.flatten(1, -2).transpose(1, 2).reshape(-1), other.reshape(-1)) or (
-        torch.equal(tensor.reshape(-1), other.flatten(1, -2).transpose(1, 2).reshape(-1))
-    )
 
 
 def number_in_words(count: int, runs: int) -> str:

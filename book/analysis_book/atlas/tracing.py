@@ -1,5 +1,6 @@
 """One call of a model, watched from outside: modules, softmaxes, dropouts, rotations, positions."""
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,20 +32,36 @@ class Run:
 
 @dataclass(eq=False)
 class Rotation:
-    """The vectors of one call of a function that rotates, before and after."""
+    """The vectors of one call of a function that rotates, before and after, and where it was."""
 
     before: Tensor
     after: Tensor
+    module: nn.Module | None = None
 
 
 @dataclass(eq=False)
 class AttentionCall:
-    """What a module gave to the attention function of transformers."""
+    """What a module gave to the attention function of transformers.
+
+    Attributes:
+        module: the module that attends.
+        queries: the shape of its queries.
+        keys: that of its keys.
+        norms: the norm of all queries, and of all keys.
+        options: its further arguments.
+        sees_later: whether its mask shows the first token the second one.
+        runs: how many modules had run before.
+        rotations: how many tensors had been rotated before.
+    """
 
     module: nn.Module
     queries: torch.Size
     keys: torch.Size
+    norms: tuple[float, float]
     options: dict[str, object]
+    sees_later: bool
+    runs: int
+    rotations: int
 
 
 @dataclass(eq=False)
@@ -60,6 +77,7 @@ class Trace:
         rotations: queries and keys before and after they were rotated.
         positions: the whole numbers that modules of positions read.
         attentions: the calls of the attention function of transformers.
+        running: the runs that have not ended, the innermost last.
     """
 
     output: object = None
@@ -69,6 +87,7 @@ class Trace:
     rotations: list[Rotation] = field(default_factory=list)
     positions: list[Tensor] = field(default_factory=list)
     attentions: list[AttentionCall] = field(default_factory=list)
+    running: list[Run] = field(default_factory=list)
 
     def runs_of(self, module: nn.Module) -> list[Run]:
         """All runs of a module."""
@@ -103,6 +122,35 @@ def first_tensor(given: object) -> Tensor | None:
     return next((value for value in map(first_tensor, values) if value is not None), None)
 
 
+def alike(tensor: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors have the same numbers, perhaps with other or exchanged axes.
+
+    Args:
+        tensor: what a module read or gave.
+        other: what the model returned of it.
+    """
+    if tensor is None or other is None:
+        return False
+    is_longer = tensor.dim() == other.dim() == 3 and tensor.shape[1] > other.shape[1]
+    if is_longer and tensor.shape[::2] == other.shape[::2]:
+        # Some cut off tokens that they put before or behind a text.
+        count = other.shape[1]
+        ends = (tensor[:, :count], tensor[:, -count:])
+        return any(torch.equal(each, other) for each in ends)
+    if tensor.numel() != other.numel():
+        return False
+    if torch.equal(tensor.reshape(-1), other.reshape(-1)):
+        return True
+    if min(tensor.dim(), other.dim()) < 3:
+        return False
+    if torch.equal(tensor.transpose(0, 1).reshape(-1), other.reshape(-1)):
+        return True
+    # Maps of features, with their channels last.
+    return torch.equal(tensor.flatten(1, -2).transpose(1, 2).reshape(-1), other.reshape(-1)) or (
+        torch.equal(tensor.reshape(-1), other.flatten(1, -2).transpose(1, 2).reshape(-1))
+    )
+
+
 def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
@@ -110,15 +158,14 @@ def _copy(tensor: Tensor | None) -> Tensor | None:
 @contextmanager
 def _modules_seen(model: nn.Module, trace: Trace) -> Iterator[None]:
     paths = {module: path for path, module in model.named_modules()}
-    open_runs: list[Run] = []
 
     def begin(module: nn.Module, args: tuple, kwargs: dict) -> None:
         read = first_tensor([*args, *kwargs.values()])
-        open_runs.append(Run(module, paths[module], _copy(read)))
+        trace.running.append(Run(module, paths[module], _copy(read)))
         _note_positions(module, args, kwargs, trace)
 
     def end(module: nn.Module, _args: tuple, output: object) -> None:
-        run = open_runs.pop()
+        run = trace.running.pop()
         run.gave = _copy(first_tensor(output))
         trace.runs.append(run)
 
@@ -126,11 +173,30 @@ def _modules_seen(model: nn.Module, trace: Trace) -> Iterator[None]:
     for module in paths:
         handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))
         handles.append(module.register_forward_hook(end))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def noting(module: nn.Module) -> Callable:
+        """Its ``forward``, which some call by itself, without the hooks."""
+        plain = module.forward
+
+        @functools.wraps(plain)
+        def forward(*args: object, **kwargs: object) -> object:
+            if trace.running and trace.running[-1].module is module:
+                return plain(*args, **kwargs)
+            begin(module, args, kwargs)
+            output = plain(*args, **kwargs)
+            end(module, args, output)
+            return output
+
+        return forward
+
+    with ExitStack() as undo:
+        for module in paths:
+            undo.enter_context(mock.patch.object(module, "forward", noting(module)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _note_positions(module: nn.Module, args: tuple, kwargs: dict, trace: Trace) -> None:
@@ -217,7 +283,9 @@ def _noting_rotation(function: Callable, trace: Trace) -> Callable:
                 continue
             # The next one of the same shape, such as the keys, is another one.
             read = [each for each in read if each is not before]
-            trace.rotations.append(Rotation(before.detach().clone(), after.detach().clone()))
+            module = trace.running[-1].module if trace.running else None
+            vectors = (before.detach().clone(), after.detach().clone())
+            trace.rotations.append(Rotation(*vectors, module))
         return result
 
     return noting
@@ -237,10 +305,20 @@ def _noting_attention(
     **options: object,
 ) -> tuple[Tensor, Tensor | None]:
     if _current:
-        _current[-1].attentions.append(AttentionCall(module, query.shape, key.shape, options))
+        trace = _current[-1]
+        norms = (query.norm().item(), key.norm().item())
+        before = (len(trace.runs), len(trace.rotations))
+        sees_later = attention_mask is None or bool(_shown(attention_mask)[..., 0, 1:2].any())
+        call = AttentionCall(module, query.shape, key.shape, norms, options, sees_later, *before)
+        trace.attentions.append(call)
     source = sys.modules[type(module).__module__]
     eager = getattr(source, "eager_attention_forward", sdpa_attention_forward)
     return eager(module, query, key, value, attention_mask, **options)
+
+
+def _shown(mask: Tensor) -> Tensor:
+    """Where a mask, of truth values or of what is added to scores, shows a key to a query."""
+    return mask if mask.dtype == torch.bool else mask == 0
 
 
 AttentionInterface.register(NOTING, _noting_attention)
