@@ -5,6 +5,9 @@ import pandas as pd
 import pytest
 import reference
 import tiny
+import torch
+import transformers
+from torch.nn import functional
 
 from analysis_book.papers import long_texts
 from analysis_lib import AnalysisError, load_model, measure
@@ -72,6 +75,40 @@ def test_sinks_are_rows_of_attention(rotary):
         for bin, queries in {"2": slice(1, 2), "129-256": slice(128, 256)}.items():
             first = weights[:, queries, 0].mean(1)
             np.testing.assert_allclose(sinks[unit, bin, 1], first, rtol=1e-9)
+
+
+def test_losses_are_those_of_the_next_token(rotary, tmp_path):
+    torch.manual_seed(0)
+    base = transformers.AutoModel.from_pretrained(rotary)
+    model = transformers.LlamaForCausalLM(base.config).double().eval()
+    tiny.randomise(model)
+    model.save_pretrained(tmp_path)
+    reads = transformers.AutoTokenizer.from_pretrained(rotary)
+    reads.save_pretrained(tmp_path)
+    corpus = Corpus("long", LONG, units=["one text", "another"])
+    headed = load_model(str(tmp_path), dtype="float64")
+    losses = long_texts.measured(headed, corpus, 128)[0]["losses"]
+    losses = losses.astype({"positions": str}).set_index(["text", "positions"])
+    assert losses.columns.tolist() == ["loss", "tokens"]
+    for unit, text in zip(corpus.units, LONG, strict=True):
+        ids = reads(text, return_tensors="pt")["input_ids"][:, :256]
+        with torch.no_grad(), reference.DoublePrecision():
+            logits = model(ids).logits[0]
+        every = functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")
+        for bin, tokens in {"2": slice(1, 2), "65-128": slice(64, 128)}.items():
+            assert losses.loc[(unit, bin), "loss"] == pytest.approx(float(every[tokens].mean()))
+        # The last token has no next one.
+        last = losses.loc[unit, "129-256"]
+        assert last["tokens"] == 127
+        assert last["loss"] == pytest.approx(float(every[128:].mean()))
+
+
+def test_without_a_head_there_are_no_losses(rotary):
+    corpus = Corpus("long", LONG[:1], units=["one text"])
+    tables, run = long_texts.measured(load_model(str(rotary)), corpus, 128)
+    assert tables["losses"].empty
+    assert tables["losses"].columns.tolist() == ["text", "positions", "loss", "tokens"]
+    assert "next_token_loss" not in run["formulas"]["metrics"]
 
 
 def test_texts_of_one_unit_are_joined_and_the_longest_are_read(tmp_path):
