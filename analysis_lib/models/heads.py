@@ -56,13 +56,15 @@ class Head:
 
     def _pass(self, inputs: Mapping[str, object], shortened: nn.Module | None = None) -> Answer:
         loaded = self.loaded
-        return answer(loaded.name, loaded.model, self.headed, inputs, True, shortened)
+        return answer(
+            loaded.name, loaded.model, self.headed, inputs, predicting=True, shortened=shortened
+        )
 
     def _logits(
         self, inputs: Mapping[str, object], body: nn.Module, output: ModelOutput, tokens: slice
     ) -> Tensor:
         with _giving(body, of_tokens(output, tokens)):
-            return self.headed(**accepted(self.headed, inputs, True)).logits
+            return self.headed(**accepted(self.headed, inputs, predicting=True)).logits
 
     def _proven_path(self, example: Mapping[str, object]) -> str | None:
         """The path of the body if logits of parts of an example are those of the whole.
