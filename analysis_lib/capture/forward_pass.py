@@ -30,7 +30,7 @@ from analysis_lib.capture.hooked import HookedAttention
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.interface import IMPLEMENTATION, InterfaceAttention, attended_by
 from analysis_lib.capture.interventions import Changes
-from analysis_lib.capture.outputs import Output, ask, compared, masking, predicted
+from analysis_lib.capture.outputs import Output, ask, compared, head_of, masking, predicted
 from analysis_lib.capture.projections import ProjectionHooks
 from analysis_lib.capture.stack_tokens import class_tokens, map_vectors, stack_tokens, token_count
 from analysis_lib.capture.tokens import Tokens
@@ -67,10 +67,10 @@ def captured_pass(
     blocks = _Blocks(loaded, CurrentLayer(batch, needs, changes), receive, maps)
     comparing = needs & {OUTPUT, LOSS}
     with without_gradients(loaded.outer):
-        objective = "next" if LOSS in needs else None
-        plain = ask(loaded, batch, objective) if changes and comparing else None
+        head = head_of(loaded, batch, "next") if LOSS in needs else None
+        plain = ask(loaded, batch, head) if changes and comparing else None
         with _capturing(loaded, blocks):
-            given = ask(loaded, batch, objective)
+            given = ask(loaded, batch, head)
             output = given.output
             blocks.finish(output)
         if comparing:
@@ -105,11 +105,12 @@ def captured_pass(
 def _of_masked(loaded: LoadedModel, batch: Batch, maps: str, changes: Changes | None) -> Output:
     """The predictions of masked tokens by a masked language model, in a separate pass."""
     hidden, which = masking(loaded, batch)
-    plain = given = ask(loaded, hidden, "masked")
+    head = head_of(loaded, hidden, "masked")
+    plain = given = ask(loaded, hidden, head)
     if changes:
         blocks = _Blocks(loaded, CurrentLayer(hidden, frozenset(), changes), lambda _: None, maps)
         with _capturing(loaded, blocks):
-            given = ask(loaded, hidden, "masked")
+            given = ask(loaded, hidden, head)
     ids = batch.inputs["input_ids"]
     return predicted(given, plain, ids, which, batch.tokens.on(ids.device))
 

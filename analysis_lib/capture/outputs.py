@@ -14,18 +14,22 @@ from analysis_lib.capture.tokens import Bin, Tokens
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
-from analysis_lib.models.loading import with_head
+from analysis_lib.models.heads import Head, Logits, in_parts
 
 # Share of tokens that a masked language model predicts (Devlin et al. 2019, sec. 3.1).
 PREDICTED = 0.15
+# Number of tokens of a batch whose logits are in memory at once, and of the example of each of two
+# texts on which a head is proven.
+CHUNK = 256
+EXAMPLE = 16
 
 
 @dataclass(eq=False)
 class Given:
-    """The output of a model for a batch, and its logits, utterance x token x word, if requested."""
+    """The output of a model for a batch, and what gives its logits of some tokens, if requested."""
 
     output: dict
-    logits: Tensor | None = None
+    logits: Logits | None = None
 
 
 @dataclass(eq=False)
@@ -57,12 +61,16 @@ class Output:
         return replace(self, counted=counted)
 
 
-def ask(loaded: LoadedModel, batch: Batch, objective: str | None) -> Given:
+def head_of(loaded: LoadedModel, batch: Batch, objective: str) -> Head:
+    """The head of a model, proven on the beginning of a batch; outside of a captured pass."""
+    return Head(loaded, objective, batch.head(2).beginning(EXAMPLE).inputs)
+
+
+def ask(loaded: LoadedModel, batch: Batch, head: Head | None) -> Given:
     """The output of a model for a batch, through its head if predictions are requested."""
-    if objective is None:
+    if head is None:
         return Given(loaded.answer(batch.inputs).body)
-    output, predictions = loaded.answer(batch.inputs, with_head(loaded, objective))
-    return Given(output, predictions.logits)
+    return Given(*head.answer(batch.inputs))
 
 
 def compared(
@@ -103,12 +111,14 @@ def _prediction(
     given: Given, plain: Given, wanted: Int[Tensor, "utterance token"]
 ) -> tuple[Tensor, Tensor]:
     loss, kl = (wanted.new_zeros(wanted.shape, dtype=torch.float64) for _ in range(2))
-    # One text at a time, since a vocabulary is large.
-    for text, words in enumerate(wanted):
-        log = wide(given.logits[text]).log_softmax(-1)
-        before = wide(plain.logits[text]).log_softmax(-1)
-        loss[text] = -log.gather(-1, words.unsqueeze(-1)).squeeze(-1)
-        kl[text] = (before.exp() * (before - log)).sum(-1)
+    texts, count = wanted.shape
+    # Some tokens at a time, since a vocabulary is large.
+    for tokens in in_parts(count, max(1, CHUNK // texts)):
+        log = wide(given.logits(tokens)).log_softmax(-1)
+        loss[:, tokens] = -log.gather(-1, wanted[:, tokens].unsqueeze(-1)).squeeze(-1)
+        if plain is not given:
+            before = wide(plain.logits(tokens)).log_softmax(-1)
+            kl[:, tokens] = (before.exp() * (before - log)).sum(-1)
     return loss, kl
 
 

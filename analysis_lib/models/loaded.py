@@ -74,6 +74,8 @@ class LoadedModel:
             itself.
         layout: the places of its parts.
         headed: the language model that ``model`` is the body of, once it has been used.
+        body_path: where ``headed`` holds the module of whose output it makes the logits of each
+            token by itself; empty if it makes them in another way, None until that is known.
         transcriber: the tokenizer of a decoder that reads the text of a sound.
         composite: its processor of images or sounds with texts, or what reads it; None without.
         unsupported: by input of metrics, the reason why it cannot be captured; known once the model
@@ -92,6 +94,7 @@ class LoadedModel:
     layout: Layout = field(init=False)
     unsupported: dict[str, str] = field(default_factory=dict, init=False)
     headed: transformers.PreTrainedModel | None = field(default=None, init=False)
+    body_path: str | None = field(default=None, init=False)
     transcriber: Tokenizer | None = field(default=None, init=False)
     # One pass at a time: threads of a worker share modules and their hooks, which would also act in
     # a plain pass.
@@ -211,6 +214,7 @@ class LoadedModel:
             other.unsupported = {}
             other.transcriber = None
             other.headed = None
+            other.body_path = None
             if other.outer is self.model:
                 other.outer = other._body
             other._read_pairs(kind)
@@ -262,14 +266,9 @@ class LoadedModel:
         other.lock = threading.Lock()
         return other
 
-    def answer(self, inputs: Mapping[str, object], headed: nn.Module | None = None) -> Answer:
-        """One pass of the outermost model, or of ``headed``, the language model around the body.
-
-        With ``headed``, the predictions of all tokens are computed.
-        """
-        return answer(
-            self.name, self.model, headed or self.outer, inputs, predicting=headed is not None
-        )
+    def answer(self, inputs: Mapping[str, object]) -> Answer:
+        """One pass of the outermost model."""
+        return answer(self.name, self.model, self.outer, inputs)
 
     @property
     def kind(self) -> str:

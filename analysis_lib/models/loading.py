@@ -50,6 +50,7 @@ from analysis_lib.models.layouts import model_part
 from analysis_lib.models.live import live_model, predicts_tokens
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
 from analysis_lib.models.names import ModelName, known_model
+from analysis_lib.models.outer import without_adapters
 from analysis_lib.models.pairs import is_composite, without_videos
 from analysis_lib.models.parts import listed_layout, refuse_too_large
 from analysis_lib.models.probe import kind_of
@@ -368,6 +369,9 @@ def lacks_head(loaded: LoadedModel, objective: str) -> str:
     config = loaded.model.config
     made = classes.get(type(config), None)
     names = [*(config.architectures or ()), type(loaded.model).__name__]
+    if loaded.headed is not None:
+        # A model that was never saved does not name its class.
+        names.append(type(without_adapters(loaded.headed)).__name__)
     if made is None or made.__name__ not in names or loaded.layout.part:
         return f"it is no {kind} ({names[0]}), so that it predicts no {predicted}"
     return ""

@@ -9,13 +9,21 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.models.calls import first_vectors, with_first
 
 
 class Answer(NamedTuple):
-    """The outputs of one pass: that of the body, and that of the outermost model."""
+    """The outputs of one pass.
+
+    Attributes:
+        body: the output of the body.
+        outer: the output of the outermost model.
+        module: what gave out ``body``: the body, or a part of it that a head calls.
+    """
 
     body: ModelOutput
     outer: object
+    module: nn.Module
 
 
 def answer(
@@ -24,6 +32,7 @@ def answer(
     outer: nn.Module,
     inputs: Mapping[str, object],
     predicting: bool = False,
+    shortened: nn.Module | None = None,
 ) -> Answer:
     """One pass of the outermost model.
 
@@ -33,34 +42,43 @@ def answer(
         outer: the model that is called.
         inputs: the arguments, by name.
         predicting: whether the predictions of all tokens are needed.
+        shortened: a module of which the rest of ``outer`` reads the output for the first token
+            alone, since nothing else is needed of it.
 
     Raises:
         AnalysisError: the body runs several times in a pass, or never.
     """
     if outer is body:
         output = body(**inputs)
-        return Answer(output, output)
+        return Answer(output, output, body)
     outputs: list[tuple[nn.Module, ModelOutput]] = []
 
-    def keep(module: nn.Module, _args: tuple, output: ModelOutput) -> None:
+    def keep(module: nn.Module, _args: tuple, output: ModelOutput) -> ModelOutput | None:
         outputs.append((module, output))
+        return of_tokens(output, slice(1)) if module is shortened else None
 
     handles = []
     try:
         for part in body.modules():
             if isinstance(part, PreTrainedModel):
                 handles.append(part.register_forward_hook(keep))
-        given = outer(**_accepted(outer, inputs, predicting))
+        given = outer(**accepted(outer, inputs, predicting))
     finally:
         for handle in handles:
             handle.remove()
-    return Answer(_body_output(name, body, outer, outputs), given)
+    module, output = _body_output(name, body, outer, outputs)
+    return Answer(output, given, module)
+
+
+def of_tokens(output: ModelOutput, tokens: slice) -> ModelOutput:
+    """The output of a body with the vectors of some tokens in place of those of all."""
+    return with_first(output, first_vectors(output)[:, tokens])
 
 
 def _body_output(
     name: str, body: PreTrainedModel, outer: nn.Module, outputs: list[tuple[nn.Module, ModelOutput]]
-) -> ModelOutput:
-    """The output of the body, or of its parts if a head calls them one by one."""
+) -> tuple[nn.Module, ModelOutput]:
+    """The body and its output, or those of its parts if a head calls them one by one."""
     ran = [module for module, _ in outputs]
     # A body that runs as a whole ends last.
     last = body if body in ran or not ran else ran[-1]
@@ -75,21 +93,19 @@ def _body_output(
     encoder = getattr(body, "encoder", None)
     if last is not body and encoder is not last and encoder in given:
         output["encoder_last_hidden_state"] = given[encoder].last_hidden_state
-    return output
+    return last, output
 
 
-def _accepted(
-    outer: nn.Module, inputs: Mapping[str, object], predicting: bool
-) -> dict[str, object]:
+def accepted(outer: nn.Module, inputs: Mapping[str, object], predicting: bool) -> dict[str, object]:
     """The arguments that a model accepts, by name, as ``transformers.Trainer`` selects them."""
     taken = parameters_of(outer)
-    accepted = {name: value for name, value in inputs.items() if name in taken or takes_all(taken)}
+    known = {name: value for name, value in inputs.items() if name in taken or takes_all(taken)}
     base = without_adapters(outer)
     if not predicting and "logits_to_keep" in parameters_of(base):
         # Over a large vocabulary, the predictions of all tokens would need more memory than all the
         # rest.
-        accepted["logits_to_keep"] = 1
-    return accepted
+        known["logits_to_keep"] = 1
+    return known
 
 
 def without_adapters(outer: nn.Module) -> nn.Module:

@@ -5,6 +5,9 @@ import pandas as pd
 import pytest
 import reference
 import tiny
+import torch
+import transformers
+from torch.nn import functional
 
 from analysis_book.papers import long_texts
 from analysis_lib import AnalysisError, load_model, measure
@@ -74,6 +77,40 @@ def test_sinks_are_rows_of_attention(rotary):
             np.testing.assert_allclose(sinks[unit, bin, 1], first, rtol=1e-9)
 
 
+def test_losses_are_those_of_the_next_token(rotary, tmp_path):
+    torch.manual_seed(0)
+    base = transformers.AutoModel.from_pretrained(rotary)
+    model = transformers.LlamaForCausalLM(base.config).double().eval()
+    tiny.randomise(model)
+    model.save_pretrained(tmp_path)
+    reads = transformers.AutoTokenizer.from_pretrained(rotary)
+    reads.save_pretrained(tmp_path)
+    corpus = Corpus("long", LONG, units=["one text", "another"])
+    headed = load_model(str(tmp_path), dtype="float64")
+    losses = long_texts.measured(headed, corpus, 128)[0]["losses"]
+    losses = losses.astype({"positions": str}).set_index(["text", "positions"])
+    assert losses.columns.tolist() == ["loss", "tokens"]
+    for unit, text in zip(corpus.units, LONG, strict=True):
+        ids = reads(text, return_tensors="pt")["input_ids"][:, :256]
+        with torch.no_grad(), reference.DoublePrecision():
+            logits = model(ids).logits[0]
+        every = functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")
+        for bin, tokens in {"2": slice(1, 2), "65-128": slice(64, 128)}.items():
+            assert losses.loc[(unit, bin), "loss"] == pytest.approx(float(every[tokens].mean()))
+        # The last token has no next one.
+        last = losses.loc[unit, "129-256"]
+        assert last["tokens"] == 127
+        assert last["loss"] == pytest.approx(float(every[128:].mean()))
+
+
+def test_without_a_head_there_are_no_losses(rotary):
+    corpus = Corpus("long", LONG[:1], units=["one text"])
+    tables, run = long_texts.measured(load_model(str(rotary)), corpus, 128)
+    assert tables["losses"].empty
+    assert tables["losses"].columns.tolist() == ["text", "positions", "loss", "tokens"]
+    assert "next_token_loss" not in run["formulas"]["metrics"]
+
+
 def test_texts_of_one_unit_are_joined_and_the_longest_are_read(tmp_path):
     lines = tmp_path / "lines.txt"
     lines.write_text("one\nthree words here\ntwo words\n")
@@ -116,9 +153,13 @@ def test_what_ships_is_what_the_code_measures_today(monkeypatch):
     assert is_current(recorded.run, formulas(long_texts.METRICS))
     longest = long_texts.longest_texts("wikipedia:paragraphs", 1)
     now, _ = long_texts.measured(load_model("smollm2-135m"), longest, 512)
-    for name, keys in {"clouds": KEYS, "sinks": ["positions", "layer", "head"]}.items():
+    # The last token has a next one in the recorded text alone.
+    now["losses"] = now["losses"][now["losses"]["positions"] != "513-1024"]
+    keys_of = {"clouds": KEYS, "sinks": ["positions", "layer", "head"], "losses": ["positions"]}
+    lengths = {"clouds": 2 * 270, "sinks": 11 * 270, "losses": 10}
+    for name, keys in keys_of.items():
         rows = recorded[name].query("text == @longest.units[0]").astype({keys[0]: str})
         both = now[name].astype({keys[0]: str}).merge(rows, on=keys, suffixes=("", "_recorded"))
-        assert len(both) == {"clouds": 2 * 270, "sinks": 11 * 270}[name]
+        assert len(both) == lengths[name]
         for column in now[name].select_dtypes("float"):
             np.testing.assert_allclose(both[column], both[f"{column}_recorded"], 1e-3, 1e-5)

@@ -344,12 +344,13 @@ def test_words_that_look_at_the_corner_fail():
 # --- Beyond the trained length ---------------------------------------------------------------------
 
 
-def along(lost: dict, mass: dict, link: float = 1.0, before: float = 0.0) -> dict:
+def along(lost: dict, mass: dict, rise: float, link: float = 1.0, before: float = 0.0) -> dict:
     """Three texts of a model that was trained on 64 tokens, with five heads.
 
     Args:
         lost: by length, the separation that is lost by then, of 1, after rotation.
         mass: by the end of a bin, the attention to the first token.
+        rise: by how much the loss is higher from 64 to 128 tokens than in the bin before.
         link: 1 where the heads that lose most separation lose most of their sink, -1 where least.
         before: what is lost from 64 to 128 tokens before rotation.
     """
@@ -370,27 +371,45 @@ def along(lost: dict, mass: dict, link: float = 1.0, before: float = 0.0) -> dic
             drop = (link * 0.02 * (rank - 3) + off) * (end == 128)
             row = {**at, "positions": f"{end // 2 + 1}-{end}"}
             sinks.append({**row, "mass": of_queries - drop})
-    sinks = pd.DataFrame(sinks).astype({"positions": "category"})
-    return {"clouds": pd.DataFrame(clouds), "sinks": sinks}
+    losses = []
+    for number, (end, more) in itertools.product(range(3), {32: 1.0, 64: 0.0, 128: rise}.items()):
+        # Texts differ much, and what they lose differs a little.
+        loss = 2 + number + more * (1 + 0.01 * number)
+        row = {"text": f"text {number}", "positions": f"{end // 2 + 1}-{end}", "loss": loss}
+        losses.append({**row, "tokens": end // 2})
+    bins = {"positions": "category"}
+    return {
+        "clouds": pd.DataFrame(clouds),
+        "sinks": pd.DataFrame(sinks).astype(bins),
+        "losses": pd.DataFrame(losses).astype(bins),
+    }
 
 
 def lengths(tables: dict) -> list[str]:
-    cells = 'tables["sinks"]', 'tables["clouds"]', "separations =", "def share_lost"
+    cells = 'tables["sinks"]', 'tables["clouds"]', "separations =", 'tables["losses"]'
     named = {"tables": tables, "trained": 64, "corpus": ["a", "b", "c"], "model": "planted"}
-    return verdicts_on_page("since/lengths", *cells, **named)
+    return verdicts_on_page("since/lengths", *cells, "def share_lost", **named)
 
 
 def test_clouds_that_mix_beyond_training_and_take_the_sink_along():
     lost, mass = {32: 0.0, 64: 0.0, 128: 0.3}, {32: 0.8, 64: 0.8, 128: 0.4}
-    assert lengths(along(lost, mass)) == 5 * [HOLDS]
+    assert lengths(along(lost, mass, rise=0.2)) == 6 * [HOLDS]
 
 
 def test_a_little_lost_with_every_doubling_is_none_of_training():
     lost, mass = {32: 0.5, 64: 0.55, 128: 0.57}, {32: 0.8, 64: 0.7, 128: 0.65}
-    assert lengths(along(lost, mass, link=-1)) == [SMALL, SMALL, SMALL, FAILS, FAILS]
+    found = lengths(along(lost, mass, rise=0.05, link=-1))
+    assert found == [SMALL, SMALL, SMALL, FAILS, FAILS, SMALL]
 
 
 def test_what_is_lost_before_rotation_is_no_work_of_rotation():
     lost, mass = {32: 0.0, 64: 0.0, 128: 0.3}, {32: 0.8, 64: 0.8, 128: 0.9}
-    found = lengths(along(lost, mass, before=0.5))
-    assert found == [HOLDS, FAILS, FAILS, FAILS, HOLDS]
+    found = lengths(along(lost, mass, rise=-0.2, before=0.5))
+    assert found == [HOLDS, FAILS, FAILS, FAILS, HOLDS, FAILS]
+
+
+def test_of_a_model_that_predicts_nothing_the_rest_is_judged():
+    lost, mass = {32: 0.0, 64: 0.0, 128: 0.3}, {32: 0.8, 64: 0.8, 128: 0.4}
+    tables = along(lost, mass, rise=0.2)
+    tables["losses"] = tables["losses"].head(0)
+    assert lengths(tables) == [*(5 * [HOLDS]), NOT_APPLICABLE]

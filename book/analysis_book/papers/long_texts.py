@@ -1,4 +1,4 @@
-"""Queries, keys and sinks along texts, up to twice the length of those of training.
+"""Queries, keys, sinks and losses along texts, up to twice the length of those of training.
 
 Wertheimer et al. 2026 see two clouds, of queries and of keys, that longer texts mix.
 """
@@ -16,14 +16,16 @@ from analysis_lib.errors import AnalysisError, require_whole
 from analysis_lib.measurement import grouped, shipped
 from analysis_lib.measurement.versions import formulas, is_current
 from analysis_lib.models import LoadedModel
-from analysis_lib.models.loading import revision_of
+from analysis_lib.models.loading import lacks_head, revision_of
 
 # The folder of ``data/measurements``.
 RECORDED = "lengths"
+LOSS = metrics.NextTokenLoss(bins="position")
 METRICS = (
     metrics.HeadMeans(bins="position"),
     metrics.MeanVector(bins="position"),
     metrics.AttentionByTokenType(bins="position"),
+    LOSS,
 )
 # By what is done to queries and keys, the endings of their spaces.
 ROTATIONS = {"before": "_unrotated", "after": ""}
@@ -85,7 +87,7 @@ def measured(
     Each text is a measurement of its own, since queries meet the keys of their text alone.
 
     Returns:
-        ``clouds``, see :func:`clouds`, and ``sinks``, see :func:`sinks`; and the content of
+        ``clouds``, ``sinks`` and ``losses``, see the functions of these names; and the content of
         ``run.json``, whose report is of the last text.
 
     Raises:
@@ -93,13 +95,16 @@ def measured(
             rotate queries and keys.
     """
     lengths = lengths_for(trained)
+    predicts = not lacks_head(model, "next")
+    wanted = [metric for metric in METRICS if predicts or metric is not LOSS]
     of_clouds = {}
     of_sinks = {}
+    of_losses = {}
     run = {}
     started = time.monotonic()
     for unit, text in zip(corpus.units, corpus.texts, strict=True):
         alone = Corpus(corpus.name, [text])
-        tables = measure(model, alone, METRICS, max_length=lengths[-1], progress=False)
+        tables = measure(model, alone, wanted, max_length=lengths[-1], progress=False)
         if "key_unrotated" not in {*tables["head_means"]["space"]}:
             raise AnalysisError(
                 f"{model.name} does not rotate queries and keys by position: give a model that does"
@@ -112,8 +117,10 @@ def measured(
         every = clouds(tables)
         of_clouds[unit] = every[every["length"].isin(lengths)]
         of_sinks[unit] = sinks(tables)
+        of_losses[unit] = losses(tables)
         run = tables.run
-    tables = {"clouds": grouped(of_clouds, "text"), "sinks": grouped(of_sinks, "text")}
+    by_text = {"clouds": of_clouds, "sinks": of_sinks, "losses": of_losses}
+    tables = {name: grouped(of_texts, "text") for name, of_texts in by_text.items()}
     seconds = round(time.monotonic() - started, 3)
     of_all = {"data_sha256": corpus.sha256, "texts": len(corpus), "units": len({*corpus.units})}
     return tables, {**run, **of_all, "trained": trained, "seconds": seconds}
@@ -177,3 +184,15 @@ def sinks(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     rows = tables["attention_by_token_type"]
     rows = rows[rows["key_type"].isin(["first", "cls"])]
     return rows[["positions", "layer", "head", "mass"]].reset_index(drop=True)
+
+
+def losses(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """How well the tokens that follow those of each bin are predicted.
+
+    Returns:
+        Columns: positions, loss and tokens; no rows if the model has no head that predicts.
+    """
+    columns = ["positions", "loss", "tokens"]
+    if "next_token_loss" not in tables:
+        return pd.DataFrame(columns=columns)
+    return tables["next_token_loss"][columns]
