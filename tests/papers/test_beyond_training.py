@@ -34,7 +34,8 @@ def test_clouds_are_those_of_all_pairs(rotary):
     tables = measure(
         load_model(str(rotary), dtype="float64"),
         Corpus("long", LONG[:1]),
-        long_texts.METRICS,
+        # The folder has a model without a head.
+        [metric for metric in long_texts.METRICS if metric is not long_texts.LOSS],
         max_length=256,
         progress=False,
     )
