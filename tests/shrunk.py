@@ -15,7 +15,7 @@ from analysis_lib.models.probe import kind_of
 
 # What configurations call the bins of a spectrogram.
 _BINS = ("num_mel_bins", "input_feat_per_channel", "feature_size")
-MOST_PARAMETERS = 5_000_000
+MOST_PARAMETERS = 6_000_000
 TYPES = tuple(MODEL_MAPPING_NAMES)
 
 
