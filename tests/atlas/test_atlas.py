@@ -121,9 +121,11 @@ def test_versions_are_compared_cell_by_cell(monkeypatch):
     both = cards.load(transformers.__version__).set_index("type", drop=False)
     old = both.loc[["bert", "gpt2", "llama", "vit"]].assign(transformers="5.9.0")
     new = old.drop("vit").assign(transformers="5.10.0")
-    old.loc["llama", "result"] = "it takes more than 15 seconds"
+    old.loc["llama", "result"] = "it needs a package"
     old.loc["bert", "result"], new.loc["bert", "result"] = "it fails", "it fails otherwise"
     new.loc["gpt2", "scale"] = "1"
+    old = pd.concat([old, both.loc[["rwkv"]].assign(transformers="5.9.0", result="it takes long")])
+    new = pd.concat([new, both.loc[["rwkv"]].assign(transformers="5.10.0")])
     new.loc["mamba"] = both.loc["mamba"].replace(transformers.__version__, "5.10.0")
     monkeypatch.setattr(cards, "_read", lambda: pd.concat([new, old], ignore_index=True))
     # By number, not by letter.
@@ -132,7 +134,7 @@ def test_versions_are_compared_cell_by_cell(monkeypatch):
     changes = cards.changes("5.9.0", "5.10.0").set_index(["type", "fact"])
     assert changes.to_dict("index") == {
         ("gpt2", "scale"): {"before": both.loc["gpt2", "scale"], "after": "1"},
-        ("llama", "result"): {"before": "it takes more than 15 seconds", "after": cards.BUILT},
+        ("llama", "result"): {"before": "it needs a package", "after": cards.BUILT},
         ("mamba", "result"): {"before": "", "after": cards.BUILT},
         ("vit", "result"): {"before": cards.BUILT, "after": ""},
     }

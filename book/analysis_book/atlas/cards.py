@@ -145,8 +145,9 @@ def changes(before: str, after: str) -> pd.DataFrame:
     cells = cells.rename_axis(["type", "fact"]).reset_index()
     results = cells[cells["fact"] == "result"].set_index("type")[["before", "after"]]
     built = results.eq(BUILT).all(axis="columns")
-    # Two reasons for which no model runs are one.
-    results = results.isin(["", BUILT]).any(axis="columns")
+    # Two reasons for which no model runs are one, and how long it takes is that of a machine.
+    is_slow = results.apply(lambda side: side.str.startswith("it takes")).any(axis="columns")
+    results = results.isin(["", BUILT]).any(axis="columns") & ~is_slow
     is_result = cells["fact"] == "result"
     kept = cells["type"].map(results).where(is_result, cells["type"].map(built))
     return cells[kept & (cells["before"] != cells["after"])].reset_index(drop=True)
