@@ -10,6 +10,7 @@ import html
 import json
 from collections.abc import Iterable, Mapping
 
+import pandas as pd
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -46,6 +47,8 @@ COUNTED = (
 # What stands in code for the name of a model.
 MODEL = "MODEL"
 FEWEST = 3
+# Rows of a table that is not folded.
+LONGEST = 12
 FIELD = """\
 <div class="atlas">
 <form class="atlas-find" hidden>
@@ -198,42 +201,49 @@ class Types(SphinxDirective):
 
 
 class Changes(SphinxDirective):
-    """What differs between the last two versions of transformers."""
+    """What differs between the last two versions of transformers, fact by fact."""
 
     def run(self) -> list[nodes.Node]:
         before, after = cards.versions()[-2:]
         changed = cards.changes(before, after)
-        results = changed[changed["fact"] == "result"]
-        lists = []
-        for words, types in (
-            (f"new in {after}", results[results["before"] == ""]),
-            (f"no longer in {after}", results[results["after"] == ""]),
-        ):
-            if len(types):
-                names = ", ".join(f'<a href="#{name}">{name}</a>' for name in types["type"])
-                lists.append(f"<li>{len(types)} {words}: {names}</li>")
-        cells = changed[(changed["before"] != "") | (changed["fact"] != "result")]
-        cells = cells[(cells["after"] != "") | (cells["fact"] != "result")]
+        is_known = (changed["fact"] != "result") | (changed[["before", "after"]] != "").all(axis=1)
         lines = []
-        for cell in cells.to_dict("records"):
-            name = html.escape(cell["type"])
-            label = "a small model"
-            if cell["fact"] in cards.BY_NAME:
-                label = cards.BY_NAME[cell["fact"]].label
-            said = "".join(f"<td>{html.escape(cell[side])}</td>" for side in ("before", "after"))
-            lines.append(
-                f'<tr><th scope="row"><a href="#{name}">{name}</a></th><td>{label}</td>{said}</tr>'
-            )
-        heads = ("type", "fact", f"transformers {before}", f"transformers {after}")
-        head = "".join(f'<th scope="col">{words}</th>' for words in heads)
-        table = (
-            f"<ul>{''.join(lists)}</ul>"
-            '<div class="pst-scrollable-table-container atlas-changes" tabindex="0" role="region" '
-            'aria-label="Changes"><table class="table"><caption>Cells that differ between '
-            f"transformers {before} and {after}.</caption><thead><tr>{head}</tr></thead>"
-            f"<tbody>{''.join(lines)}</tbody></table></div>"
-        )
-        return [nodes.raw("", table, format="html")]
+        for words, types in (
+            (f"new in {after}", changed.loc[changed["before"] == "", "type"]),
+            (f"no longer in {after}", changed.loc[changed["after"] == "", "type"]),
+        ):
+            names = types[~is_known[types.index]]
+            if len(names):
+                links = ", ".join(f'<a href="#{name}">{name}</a>' for name in names)
+                lines.append(f"<li>{len(names)} {words}: {links}</li>")
+        parts = [f"<ul>{''.join(lines)}</ul>"]
+        labels = {"result": "whether a small model runs"} | {fact.name: fact.label for fact in cards.FACTS}
+        for fact, label in labels.items():
+            cells = changed[is_known & (changed["fact"] == fact)]
+            if len(cells):
+                parts.append(_of_fact(label, cells, before, after))
+        return [nodes.raw("", "".join(parts), format="html")]
+
+
+def _of_fact(label: str, cells: pd.DataFrame, before: str, after: str) -> str:
+    """The changes of a fact: a table, which is folded if it is long."""
+    heads = ("type", f"transformers {before}", f"transformers {after}")
+    head = "".join(f'<th scope="col">{words}</th>' for words in heads)
+    lines = []
+    for cell in cells.to_dict("records"):
+        name = html.escape(cell["type"])
+        said = "".join(f"<td>{html.escape(cell[side])}</td>" for side in ("before", "after"))
+        lines.append(f'<tr><th scope="row"><a href="#{name}">{name}</a></th>{said}</tr>')
+    table = (
+        '<div class="pst-scrollable-table-container atlas-changes" tabindex="0" role="region" '
+        f'aria-label="Changes: {html.escape(label)}"><table class="table">'
+        f"<caption>{html.escape(label)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+    if len(cells) <= LONGEST:
+        return table
+    summary = f"{len(cells)} types: {html.escape(label)}"
+    return f"<details><summary>{summary}</summary>{table}</details>"
 
 
 def _line(row: Mapping[str, str]) -> str:

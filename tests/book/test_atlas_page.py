@@ -85,3 +85,18 @@ def test_the_names_of_types_are_no_other_addresses_of_the_page(smoke_site):
     text = (smoke_site / "atlas.html").read_text(encoding="utf-8")
     for name in cards.load()["type"]:
         assert text.count(f'id="{name}"') == 1, name
+
+
+def test_what_an_upgrade_changes_is_on_the_page_and_on_the_card(page, address):
+    before, after = cards.versions()[-2:]
+    changes = cards.changes(before, after)
+    change = changes[changes["fact"] != "result"].iloc[0]
+    label = cards.BY_NAME[change["fact"]].label
+    page.goto(f"{address}#{change['type']}")
+    rows = page.locator(f'.atlas-changes[aria-label="Changes: {label}"] tbody tr')
+    assert rows.count() == (changes["fact"] == change["fact"]).sum()
+    row = rows.filter(has_text=change["type"]).first
+    expect(row.locator("td")).to_have_text([change["before"], change["after"]])
+    card = page.locator(".atlas-card")
+    expect(card).to_contain_text(f"in transformers {after}")
+    expect(card).to_contain_text(f"({before}: {change['before']})")
