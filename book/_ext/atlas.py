@@ -217,7 +217,9 @@ class Changes(SphinxDirective):
                 links = ", ".join(f'<a href="#{name}">{name}</a>' for name in names)
                 lines.append(f"<li>{len(names)} {words}: {links}</li>")
         parts = [f"<ul>{''.join(lines)}</ul>"]
-        labels = {"result": "whether a small model runs"} | {fact.name: fact.label for fact in cards.FACTS}
+        labels = {"result": "whether a small model runs"} | {
+            fact.name: fact.label for fact in cards.FACTS
+        }
         for fact, label in labels.items():
             cells = changed[is_known & (changed["fact"] == fact)]
             if len(cells):
