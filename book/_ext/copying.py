@@ -6,6 +6,7 @@ A Sphinx extension adds the button to the pages of notebooks (``_config.yml`` na
 
 import html
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from sphinx.application import Sphinx
 from analysis_book.build.parameters import read_notebook
 
 IMPORT = gast.Import | gast.ImportFrom
+# Methods of pandas that read names of the cell in a string.
+QUERIES = ("query", "eval")
 LABEL = "Copy with everything it needs"
 BUTTON = f"""<button class="copy-everything o-tooltip--left" type="button" aria-label="{LABEL}"
  data-tooltip="{LABEL}" data-script="%s"><svg viewBox="0 0 24 24" aria-hidden="true"><path
@@ -106,6 +109,7 @@ def statements(number: int, source: str) -> Iterator[Statement]:
         tree = gast.parse(source)
     except SyntaxError:  # Lines of IPython, or another language.
         return
+    _read_queries(tree)
     lines = source.splitlines()
     end = 0
     opening = _opening(tree)
@@ -120,6 +124,17 @@ def statements(number: int, source: str) -> Iterator[Statement]:
                 yield Statement(gast.unparse(single).strip(), number, [single], imported=True)
         else:
             yield Statement(part, number, trees, sets_up=node in opening)
+
+
+def _read_queries(cell: gast.Module) -> None:
+    """Let calls such as ``rows.query("layer == @layer")`` read the names in their strings."""
+    for node in gast.walk(cell):
+        if not isinstance(node, gast.Call) or getattr(node.func, "attr", "") not in QUERIES:
+            continue
+        for part in [*node.args]:
+            if isinstance(part, gast.Constant) and isinstance(part.value, str):
+                for name in re.findall(r"@(\w+)", part.value):
+                    node.args.append(gast.Name(name, gast.Load(), None, None))
 
 
 def _opening(cell: gast.Module) -> list[gast.stmt]:

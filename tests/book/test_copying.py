@@ -45,6 +45,12 @@ def test_a_constant_keeps_its_comment_with_the_value_that_ran():
     assert scripts_of(notebook)[-1] == "limit: int = 3  # how many texts\n\nprint(limit)"
 
 
+def test_a_query_reads_the_names_in_its_string():
+    cells = ["some = [1]", "rows = pd.DataFrame()", 'rows.query("step in @some and a == @rest.b")']
+    assert needed(*cells) == cells
+    assert needed("some = [1]", 'print("@some")') == ['print("@some")']
+
+
 def test_a_cell_that_needs_nothing_is_itself():
     assert needed("a = 1", "b = 2") == ["b = 2"]
 
