@@ -180,9 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = table(rows(names, folder, options.workers))
     made["transformers"] = transformers.__version__
     if options.path.is_file():
-        # What it has of other versions stays.
+        # What it has of other versions and types stays.
         kept = pd.read_csv(options.path, keep_default_na=False, dtype=str)
-        kept = kept[kept["transformers"] != transformers.__version__]
+        is_other = kept["transformers"] != transformers.__version__
+        kept = kept[is_other | ~kept["type"].isin(names)]
         made = pd.concat([kept, made]).sort_values(["type", "transformers"])
     made.to_csv(options.path, index=False, lineterminator="\n")
 

@@ -228,6 +228,14 @@ CHANGES |= dict.fromkeys(("swin", "swinv2", "maskformer-swin", "donut-swin"), _S
         "hidden_size": 320,
     },
     "mimo_v2_flash": {"head_dim": 192},
+    # A token for each pixel: six deep stages of them took 18 GB.
+    "swin2sr": {
+        "embed_dim": 16,
+        "depths": [2, 2],
+        "num_heads": [2, 2],
+        "window_size": 4,
+        "image_size": 16,
+    },
     "yolos": {"image_size": [48, 64], "num_detection_tokens": 5},
     "pvt_v2": {"image_size": 64},
     "audio-spectrogram-transformer": {"max_length": 128},
