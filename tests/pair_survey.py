@@ -1,6 +1,7 @@
 """Types of models of images or sounds with texts against transformers, for ``survey.py``."""
 
 import gc
+from types import ModuleType
 
 import composite
 from models import test_pairs as proof
@@ -72,8 +73,8 @@ def first_line(error: Exception) -> str:
     return (lines[0] if lines else type(error).__name__)[:120]
 
 
-def forget() -> None:
-    """Let go of the models."""
-    for known in (proof.loaded, proof.tables, proof.reference):
+def forget(tests: ModuleType) -> None:
+    """Let go of the models that a module of tests keeps."""
+    for known in (tests.loaded, tests.tables, tests.reference):
         known.cache_clear()
     gc.collect()

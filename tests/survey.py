@@ -152,9 +152,8 @@ def main(path: str, *names: str) -> None:
         out.writeheader()
         for make, model_type in rows_of(names):
             made = timed(make, model_type)
-            for known in (proof.loaded, proof.tables, proof.reference):
-                known.cache_clear()
-            pair_survey.forget()
+            for tests in (proof, pair_survey.proof):
+                pair_survey.forget(tests)
             out.writerow(made)
             file.flush()
             print(*made.values(), sep=" | ", file=sys.stderr, flush=True)

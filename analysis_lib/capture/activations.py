@@ -227,7 +227,7 @@ class CurrentLayer:
         given = {"query": query, "key": key, "value": value}
         if rotation is not None and self.needs.intersection(UNROTATED):
             self.activations.rotation = rotation
-            turn = self.activations.turn = self._turn(rotation, angles, query)
+            turn = self.activations.turn = self.turn(rotation, angles, query)
             before = unrotated(torch.cat([query, key], 1), turn, rotation)
             heads = query.shape[1], key.shape[1]
             given |= dict(zip(UNROTATED, before.split(heads, 1), strict=True))
@@ -239,7 +239,7 @@ class CurrentLayer:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True
 
-    def _turn(self, rotation: Rotation, angles: Sequence[Tensor], like: Tensor) -> Tensor:
+    def turn(self, rotation: Rotation, angles: Sequence[Tensor], like: Tensor) -> Tensor:
         """The factors of a rotation; computed once for the layers that share angles."""
         key = (*map(id, angles), rotation, like.dtype, like.shape[2])
         if key not in self._turns:

@@ -41,7 +41,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models.calls import angles_of
 from analysis_lib.models.factors import AttentionSeen, OwnAttention
 from analysis_lib.models.parts import Attention
-from analysis_lib.models.rotations import rotated, turn_of, unrotated
+from analysis_lib.models.rotations import rotated, unrotated
 
 # Name under which the attention function is registered.
 IMPLEMENTATION = "analysis_lib"
@@ -222,8 +222,9 @@ class InterfaceAttention:
         rotation = self.own[module].rotates
         if rotation is None or (site, layer.activations.layer) not in layer.changes:
             return values
-        turn = turn_of(angles_of(self.projections.call.arguments), rotation, wide(values))
-        before = unrotated(wide(values), turn, rotation)
+        vectors = wide(values)
+        turn = layer.turn(rotation, angles_of(self.projections.call.arguments), vectors)
+        before = unrotated(vectors, turn, rotation)
         # What does not change keeps its bits.
         change = layer.changed(site, before, tokens) - before
         return values + rotated(change, turn, rotation).to(values.dtype)

@@ -182,18 +182,16 @@ class Types(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         rows = cards.load()
         built = rows[rows["result"] == cards.BUILT]
-        heads = "".join(f'<th scope="col">{label}</th>' for label in ("type", *SHOWN.values()))
         body = "".join(_line(row) for row in built.to_dict("records"))
+        heads = ("type", *SHOWN.values())
+        caption = "What transformers returns, by type of model."
         failed = rows[rows["result"] != cards.BUILT]
         reasons = []
         for row in failed.to_dict("records"):
             name, reason = html.escape(row["type"]), html.escape(row["result"])
             reasons.append(f'<li id="{name}"><code>{name}</code>: {reason}</li>')
         table = (
-            '<div class="pst-scrollable-table-container atlas-types" tabindex="0" role="region" '
-            'aria-label="Types of models"><table class="table"><caption>What transformers '
-            f"returns, by type of model.</caption><thead><tr>{heads}</tr></thead>"
-            f"<tbody>{body}</tbody></table></div>"
+            f"{_table('atlas-types', 'Types of models', caption, heads, body)}"
             f"<details><summary>{len(failed)} types of which no small model runs, and why"
             f"</summary><ul>{''.join(reasons)}</ul></details>"
         )
@@ -230,22 +228,32 @@ class Changes(SphinxDirective):
 def _of_fact(label: str, cells: pd.DataFrame, before: str, after: str) -> str:
     """The changes of a fact: a table, which is folded if it is long."""
     heads = ("type", f"transformers {before}", f"transformers {after}")
-    head = "".join(f'<th scope="col">{words}</th>' for words in heads)
     lines = []
     for cell in cells.to_dict("records"):
         name = html.escape(cell["type"])
         said = "".join(f"<td>{html.escape(cell[side])}</td>" for side in ("before", "after"))
         lines.append(f'<tr><th scope="row"><a href="#{name}">{name}</a></th>{said}</tr>')
-    table = (
-        '<div class="pst-scrollable-table-container atlas-changes" tabindex="0" role="region" '
-        f'aria-label="Changes: {html.escape(label)}"><table class="table">'
-        f"<caption>{html.escape(label)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    words = html.escape(label)
+    table = _table("atlas-changes", f"Changes: {words}", words, heads, "".join(lines))
     if len(cells) <= LONGEST:
         return table
-    summary = f"{len(cells)} types: {html.escape(label)}"
-    return f"<details><summary>{summary}</summary>{table}</details>"
+    return f"<details><summary>{len(cells)} types: {words}</summary>{table}</details>"
+
+
+def _table(kind: str, label: str, caption: str, heads: Iterable[str], body: str) -> str:
+    """A table that can be scrolled, also by keyboard.
+
+    Args:
+        kind: its class.
+        label: what a screen reader calls it.
+        body: its rows, as HTML.
+    """
+    head = "".join(f'<th scope="col">{words}</th>' for words in heads)
+    return (
+        f'<div class="pst-scrollable-table-container {kind}" tabindex="0" role="region" '
+        f'aria-label="{label}"><table class="table"><caption>{caption}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _line(row: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis_book.atlas.cards import BUILT, values_of
+from analysis_book.atlas.cards import BUILT, read_table, values_of
 from analysis_lib.files import package_directory
 
 # In the order of the table.
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made["transformers"] = transformers.__version__
     if options.path.is_file():
         # What it has of other versions and types stays.
-        kept = pd.read_csv(options.path, keep_default_na=False, dtype=str)
+        kept = read_table(options.path)
         is_other = kept["transformers"] != transformers.__version__
         kept = kept[is_other | ~kept["type"].isin(names)]
         made = pd.concat([kept, made]).sort_values(["type", "transformers"])

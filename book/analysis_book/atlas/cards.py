@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 from packaging.version import Version
@@ -113,9 +114,14 @@ def values_of(cell: str) -> list[str]:
 # --- The table ------------------------------------------------------------------------------------
 
 
+def read_table(path: Path) -> pd.DataFrame:
+    """The cells of a table of the atlas, as words; empty where nothing is said."""
+    return pd.read_csv(path, keep_default_na=False, dtype=str)
+
+
 @functools.cache
 def _read() -> pd.DataFrame:
-    rows = pd.read_csv(data_directory() / TABLE, keep_default_na=False, dtype=str)
+    rows = read_table(data_directory() / TABLE)
     return rows.assign(measured=rows["type"].map(measured_by_library))
 
 
