@@ -234,7 +234,8 @@ class CurrentLayer:
         wanted = {name: values for name, values in given.items() if name in self.needs}
         if "query" in wanted and visibility.queries is not keys:
             spaces["query"] = Vectors(wanted.pop("query"), visibility.queries)
-        spaces |= Vectors.together(wanted, keys)
+        for name, values in wanted.items():
+            spaces[name] = Vectors(values, keys)
         if "attention_input" in self.needs and key_input is not None:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True

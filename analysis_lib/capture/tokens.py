@@ -252,15 +252,17 @@ class Tokens:
             return values
         if values.device.type != "cpu":
             # Not ``index_add_``, see :func:`_add_in_order`.
-            members = self._run_members.to(values.dtype)
+            members = self._run_members(values.dtype)
             return (members @ values.flatten(1)).unflatten(1, values.shape[1:])
         sums = values.new_zeros(len(self.runs), *values.shape[1:])
         return sums.index_add_(0, self.run_numbers, values)
 
-    @cached_property
-    def _run_members(self) -> Int[Tensor, "run utterance"]:
+    def _run_members(self, dtype: torch.dtype) -> Float[Tensor, "run utterance"]:
         """1 where an utterance is in a run, else 0."""
-        return functional.one_hot(self.run_numbers, len(self.runs)).T.to(self.mask.device)
+        if ("runs", dtype) not in self._results:
+            members = functional.one_hot(self.run_numbers, len(self.runs)).T
+            self._results["runs", dtype] = members.to(self.mask.device, dtype)
+        return self._results["runs", dtype]
 
     @cached_property
     def counts(self) -> Float[Tensor, " utterance"]:

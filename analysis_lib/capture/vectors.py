@@ -1,5 +1,6 @@
 """The vectors of one space in one layer of a batch."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -17,9 +18,6 @@ def wide(values: Tensor) -> Tensor:
 
 # Range of norms in which single precision can hold the squares of all components, and their sum.
 SMALLEST_NORM, LARGEST_NORM = 1e-15, 1e18
-# Largest number of components that are copied so that the sums of several spaces are computed
-# together: more take longer to copy than several operations take to begin.
-JOINED, JOINED_ON_GPU = 2**16, 2**24
 # What a vector can be: that of each token, or one for each utterance, see ``Vectors.of_texts``.
 VECTORS_OF = ("token", "first", "last", "mean")
 
@@ -36,40 +34,27 @@ class Vectors:
         tokens: the tokens of the vectors.
     """
 
-    def __init__(
-        self,
-        values: Float[Tensor, "utterance head token dim"],
-        tokens: Tokens,
-        joined: "tuple[Vectors, slice] | None" = None,
-    ):
-        """Args:
-        joined: vectors of several spaces, and which of their heads these are.
-        """
+    def __init__(self, values: Float[Tensor, "utterance head token dim"], tokens: Tokens):
         self.values = values
         self.tokens = tokens
-        self._joined = joined
+        # Vectors of several layers and spaces, and which of their heads these are.
+        self._joined: tuple[Vectors, slice] | None = None
         # Vectors with the same values, whose norms are computed once.
         self._whole: Vectors | None = None
         self._of_texts: dict[str, Vectors] = {}
 
-    @classmethod
-    def together(
-        cls, spaces: dict[str, Float[Tensor, "utterance _ token dim"]], tokens: Tokens
-    ) -> "dict[str, Vectors]":
-        """Vectors of several spaces, whose sums are computed together if they are few."""
-        shapes = {(len(values), *values.shape[2:]) for values in spaces.values()}
-        size = sum(values.numel() for values in spaces.values())
-        most = JOINED if tokens.mask.device.type == "cpu" else JOINED_ON_GPU
-        if len(spaces) < 2 or len(shapes) > 1 or size > most:
-            return {name: cls(values, tokens) for name, values in spaces.items()}
-        every = cls(torch.cat([*spaces.values()], 1), tokens)
-        vectors = {}
+    @staticmethod
+    def join(several: "Sequence[Vectors]") -> None:
+        """Let vectors of the same tokens and of the same width compute their sums together."""
+        if len(several) < 2:
+            return
+        every = Vectors(torch.cat([vectors.values for vectors in several], 1), several[0].tokens)
         start = 0
-        for name, values in spaces.items():
-            heads = slice(start, start + values.shape[1])
-            vectors[name] = cls(values, tokens, (every, heads))
+        for vectors in several:
+            heads = slice(start, start + vectors.values.shape[1])
+            vectors.values = every.values[:, heads]
+            vectors._joined = every, heads
             start = heads.stop
-        return vectors
 
     def of_texts(self, vectors_of: str) -> "Vectors":
         """One vector for each utterance, as the vectors of a single token.
@@ -200,6 +185,9 @@ class Vectors:
     @cached_property
     def counted_type_sums(self) -> Float[Tensor, "utterance head type dim"]:
         """Σ x over the tokens of each type that count."""
+        if self._joined is not None:
+            every, heads = self._joined
+            return every.counted_type_sums[:, heads]
         masks = self.tokens.counted_type_masks.to(self.values.dtype)
         sums = weighted_sums(masks.unsqueeze(1), self.values)
         return sums[:, :, self.tokens.counted_types]

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import torch
 
 from analysis_lib import capture
+from analysis_lib.capture.activations import SPACES
 from analysis_lib.capture.given import FolderSpec, GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Changes
+from analysis_lib.capture.joining import Joining
 from analysis_lib.capture.paired import ModelPair, PairSource, PairSpec
 from analysis_lib.capture.source import OF_OUTPUTS, ModelSource, Source
 from analysis_lib.corpora import Corpus
@@ -225,26 +227,61 @@ def _side_by_side(parts: Iterator[_Part], source: Source, threads: int) -> Itera
         executor.shutdown(cancel_futures=True)
 
 
+class Summing:
+    """Adds the activations of batches to the sums of metrics, and counts them in a report.
+
+    Metrics of vectors alone receive several layers at a time, see :class:`Joining`.
+
+    Attributes:
+        needs: the inputs that the metrics need.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], report: Report) -> None:
+        self._metrics = metrics
+        self._report = report
+        self.needs = frozenset().union(*(metric.needs for metric in metrics))
+        self._of_vectors = [metric for metric in metrics if metric.needs <= {*SPACES}]
+        self._others = [metric for metric in metrics if not metric.needs <= {*SPACES}]
+        self._joining = Joining(self._receive_vectors)
+
+    def receive(self, activations: capture.Activations) -> None:
+        """Add one layer of a batch, or the model's output, which arrives after the last layer."""
+        if activations.output is not None or activations.embeddings is not None:
+            of_outputs = [metric for metric in self._others if metric.needs & OF_OUTPUTS]
+            _receive(of_outputs, activations)
+            return
+        if self._of_vectors:
+            activations = self._joining.add(activations)
+        _receive(self._others, activations)
+        if not self._of_vectors:
+            self._report.add(activations)
+
+    def _receive_vectors(self, activations: capture.Activations) -> None:
+        _receive(self._of_vectors, activations)
+        self._report.add(activations)
+
+    def settle(self) -> None:
+        """End a batch."""
+        self._joining.flush()
+        for metric in self._metrics:
+            metric.sums.settle()
+        self._report.settle()
+
+
+def _receive(metrics: Sequence[Metric], activations: capture.Activations) -> None:
+    """Give metrics the activations of a layer; the final vectors arrive apart from the others."""
+    for metric in metrics:
+        if "final" not in activations.spaces or "final" in metric.needs:
+            metric.receive(activations)
+
+
 def _measure_part(source: Source, part: _Part) -> Measured:
     metrics = [metric.fresh() for metric in part.shard.metrics]
-    needs = frozenset().union(*(metric.needs for metric in metrics))
-
-    def receive(activations: capture.Activations) -> None:
-        # The model's output arrives separately, after the last layer.
-        is_output = activations.output is not None or activations.embeddings is not None
-        for metric in metrics:
-            if is_output and not metric.needs & OF_OUTPUTS:
-                continue
-            if "final" not in activations.spaces or "final" in metric.needs:
-                metric.receive(activations)
-        if not is_output:
-            part.report.add(activations)
-
+    summing = Summing(metrics, part.report)
+    settings = part.shard.settings
     for batch in part.batches:
-        source.run(batch, needs, receive, part.shard.settings.maps, part.shard.changes)
-        for metric in metrics:
-            metric.sums.settle()
-        part.report.settle()
+        source.run(batch, summing.needs, summing.receive, settings.maps, part.shard.changes)
+        summing.settle()
     part.report.close()
     return part, metrics, part.report
 

@@ -16,10 +16,11 @@ OF_ALL = Owners([WHOLE])
 # Largest number of values of a key that are stacked with those of other keys: on a processor, more
 # would leave its cache.
 LARGEST_STACKED, LARGEST_STACKED_ON_GPU = 2**12, 2**16
-# Number of bytes from which on values do not wait for the end of the batch.
+# Number of bytes held from which on values do not wait for the end of the batch.
 MOST_WAITING = 2**26
-# How many times larger than a value a tensor may be that is kept because the value is a part of it.
-LARGEST_HELD = 32
+# Largest tensor that is kept because a value that waits is a part of it: in multiples of the value,
+# or in bytes.
+LARGEST_HELD, MOST_HELD = 32, 2**22
 
 Key = tuple[str | int, ...]
 # Numbers of jackknife groups.
@@ -61,7 +62,8 @@ class Sums(Mapping[Key, GroupSums]):
         self._block_of: dict[Key, _Block | None] = {}
         self._blocks: dict[tuple, _Block] = {}
         self._waiting: dict[tuple, _Waiting] = {}
-        self._bytes = 0
+        # The memory that waiting values hold: bytes by address.
+        self._held: dict[int, int] = {}
         for key, (groups, values) in (sums or {}).items():
             of_key = torch.as_tensor(values)
             of_key = of_key.unsqueeze(1)
@@ -97,9 +99,12 @@ class Sums(Mapping[Key, GroupSums]):
             return
         self._block_of.setdefault(key)
         waiting.keys.append(key)
-        waiting.values.append([_alone(part) for part in values])
-        self._bytes += sum(part.nbytes for part in values)
-        if self._bytes > MOST_WAITING:
+        alone = [_alone(part) for part in values]
+        waiting.values.append(alone)
+        for part in alone:
+            storage = part.untyped_storage()
+            self._held[storage.data_ptr()] = storage.nbytes()
+        if sum(self._held.values()) > MOST_WAITING:
             self.settle()
 
     def settle(self) -> None:
@@ -120,7 +125,7 @@ class Sums(Mapping[Key, GroupSums]):
                         some = values[:, of_block]
                     block.add(keys, some, owners)
         self._waiting = {}
-        self._bytes = 0
+        self._held = {}
 
     def _block(self, key: Key, alike: tuple, values: Tensor, owners: Owners) -> "_Block":
         if self._block_of[key] is None:
@@ -205,12 +210,12 @@ class Maxima(Mapping[Key, GroupSums]):
 
 
 def _alone(values: Tensor) -> Tensor:
-    """The values themselves, or a copy if they are a small part of a tensor.
+    """The values themselves, or a copy if they are a small part of a large tensor.
 
     Such a part, as the vectors of one token, would keep all of it in memory until the batch ends.
     """
     held = values.untyped_storage().nbytes()
-    if held > LARGEST_HELD * values.nbytes:
+    if held > max(MOST_HELD, LARGEST_HELD * values.nbytes):
         return values.clone()
     return values
 

@@ -1,5 +1,5 @@
 """Passes of tiny models over simulated devices, in a process of their own: ``simulated_devices.py
-1:bert 2:bert``.
+1:bert 2:bert operations:llama``.
 
 PyTorch's fake tensors lie on devices that need not exist. They have shapes and no values: an
 operation that asks for one, and would wait on a GPU until all work is done, fails, and so does one
@@ -18,7 +18,8 @@ from unittest import mock
 
 import tiny
 import torch
-from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
+from operations import counted, first_of
 from passes import first_batch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -27,8 +28,9 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from transformers import masking_utils
 
 from analysis_lib import LoadedModel, load_model
-from analysis_lib.capture import Activations, Batch, Visibility
+from analysis_lib.capture import Batch, Visibility
 from analysis_lib.capture.forward_pass import captured_pass
+from analysis_lib.measurement.shards import Summing
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics import METRICS
 
@@ -65,7 +67,7 @@ def moved(
         for i, block in enumerate(blocks)
         for m in block.modules()
     }
-    for module in loaded.model.modules():
+    for module in loaded.outer.modules():
         device = places.get(module, devices[0])
         for name, weight in module._parameters.items():
             if weight is not None:
@@ -97,12 +99,39 @@ def forward_alone(function: Callable, given: Tensor) -> tuple[Tensor, Callable]:
     return function(given), lambda _: (torch.empty_like(given),)
 
 
-def attempted(name: str, count: int) -> dict[str, object]:
-    """What :func:`measured` returns, or the ``error`` that it raises."""
+def attempted(asked: str) -> dict[str, object]:
+    """What :func:`measured` or :func:`operations` returns, or the ``error`` that it raises."""
+    kind, name = asked.split(":")
     try:
-        return measured(name, count)
+        return operations(name) if kind == "operations" else measured(name, int(kind))
     except Exception:
         return {"error": traceback.format_exc()}
+
+
+def operations(name: str) -> dict[str, float]:
+    """How many operations a batch sends to a device, in multiples of those of a bare pass.
+
+    Returns:
+        The ratio for anisotropy alone, and for all tables.
+    """
+    # A mask has no values here.
+    Visibility.from_mask = lambda _mask, *tokens: Visibility(*tokens, causal=name == "llama")
+    return {wanted: _operations(name, wanted) for wanted in ("anisotropy", "all")}
+
+
+def _operations(name: str, wanted: str) -> float:
+    loaded, batch, metrics = first_of(name, wanted)
+    summing = Summing(metrics, Report())
+    with FakeTensorMode() as mode, torch.inference_mode():
+        batch = moved(loaded, batch, DEVICES[:1], mode)
+        remove_hook_from_module(loaded.model, recurse=True)
+
+        def captured() -> None:
+            captured_pass(loaded, batch, summing.needs, summing.receive)
+            summing.settle()
+
+        captured()  # Makes room for the sums.
+        return counted(captured) / counted(lambda: loaded.model(**batch.inputs))
 
 
 def measured(name: str, count: int) -> dict[str, object]:
@@ -129,21 +158,14 @@ def measured(name: str, count: int) -> dict[str, object]:
         Report(),
     )
 
-    def receive(activations: Activations) -> None:
-        for metric in metrics:
-            metric.update(activations)
-        report.add(activations)
+    summing = Summing(metrics, report)
 
     with FakeTensorMode() as mode:
         batch = moved(loaded, batch, DEVICES[:count], mode)
         vjp = torch.func.vjp if count == 1 else forward_alone
         with NothingComesBack(), mock.patch.object(torch.func, "vjp", vjp):
-            captured_pass(
-                loaded, batch, frozenset().union(*(metric.needs for metric in metrics)), receive
-            )
-            for metric in metrics:
-                metric.sums.settle()
-            report.settle()
+            captured_pass(loaded, batch, summing.needs, summing.receive)
+            summing.settle()
         try:
             report.close()
         except DataDependentOutputException:
@@ -161,7 +183,7 @@ def main() -> None:
     _setup_privateuseone_for_python_backend("npy")
     # transformers' own question whether there is padding, which a device would have to answer.
     masking_utils._ignore_bidirectional_mask_sdpa = lambda *_, **__: False
-    print(json.dumps({asked: attempted(asked[2:], int(asked[0])) for asked in sys.argv[1:]}))
+    print(json.dumps({asked: attempted(asked) for asked in sys.argv[1:]}))
 
 
 if __name__ == "__main__":

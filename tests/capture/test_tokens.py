@@ -70,5 +70,5 @@ def test_runs_are_summed_alike_with_and_without_an_order():
     values = torch.arange(10.0).reshape(5, 1, 2)
     expected = [[[2, 4]], [[4, 5]], [[14, 16]]]
     assert of_texts.by_run(values).tolist() == expected
-    members = of_texts._run_members.float()
+    members = of_texts._run_members(torch.float32)
     assert (members @ values.flatten(1)).unflatten(1, (1, 2)).tolist() == expected
