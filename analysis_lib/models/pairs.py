@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
-from unittest import mock
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from analysis_lib.errors import AnalysisError, require_extra
 from analysis_lib.models.calls import signature_of
 from analysis_lib.models.devices import placed
 from analysis_lib.models.parts import reads_padding
-from analysis_lib.models.probe import is_encoder_decoder
+from analysis_lib.models.probe import is_encoder_decoder, replaced
 from analysis_lib.models.reading import first_line
 from analysis_lib.models.tokenization import Tokenizer, shifted
 
@@ -248,7 +247,7 @@ def without_videos() -> Iterator[None]:
 
     class_method = classmethod(lambda *_args, **_options: None)
     with (
-        mock.patch.object(ProcessorMixin, "check_argument_for_proper_class", checked),
-        mock.patch.object(AutoVideoProcessor, "from_pretrained", class_method),
+        replaced(ProcessorMixin, check_argument_for_proper_class=checked),
+        replaced(AutoVideoProcessor, from_pretrained=class_method),
     ):
         yield

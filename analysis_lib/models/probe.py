@@ -254,7 +254,7 @@ def _traced_attention(
             is_plain = attention_mask is None and given.get("is_causal") is False
             trace.calls.append(Call(module, query, key, is_plain=is_plain))
             # PyTorch's own attention inside this call is the same one.
-            _set(undo, trace.seen, receive=None)
+            undo.enter_context(replaced(trace.seen, receive=None))
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 
@@ -299,10 +299,10 @@ def evaluated(model: nn.Module) -> Iterator[None]:
         modules = [*model.modules()]
         for module in modules:
             if module.training or module._compiled_call_impl:
-                _set(undo, module, training=False, _compiled_call_impl=None)
+                undo.enter_context(replaced(module, training=False, _compiled_call_impl=None))
             config = getattr(module, "config", None)
             if getattr(config, "return_dict", True) is False:
-                _set(undo, config, return_dict=True)
+                undo.enter_context(replaced(config, return_dict=True))
         # Mixtures of experts have no fast implementation in float64.
         doubles = (
             part
@@ -319,8 +319,17 @@ def evaluated(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _set(undo: ExitStack, owner: object, **values: object) -> None:
-    """Set attributes until a stack of contexts is left."""
-    for name, value in values.items():
-        undo.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, value)
+@contextmanager
+def replaced(owner: object, **values: object) -> Iterator[None]:
+    """A context in which attributes have other values; inherited ones are inherited again later."""
+    own = {name: vars(owner)[name] for name in values if name in vars(owner)}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name in values:
+            if name in own:
+                setattr(owner, name, own[name])
+            else:
+                delattr(owner, name)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
+
+from analysis_lib.models.probe import replaced
 
 # Name under which the attention function that notes its arguments is registered.
 NOTING = "analysis_book_atlas"
@@ -101,7 +102,7 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, object], **options: obje
     with ExitStack() as undo:
         undo.enter_context(_modules_seen(model, trace))
         undo.enter_context(_Softmaxes(trace))
-        undo.enter_context(mock.patch.object(functional, "dropout", _dropout_noted(trace)))
+        undo.enter_context(replaced(functional, dropout=_dropout_noted(trace)))
         undo.enter_context(_rotations_seen(model, trace))
         _current.append(trace)
         undo.callback(_current.pop)
@@ -191,7 +192,7 @@ def _modules_seen(model: nn.Module, trace: Trace) -> Iterator[None]:
 
     with ExitStack() as undo:
         for module in paths:
-            undo.enter_context(mock.patch.object(module, "forward", noting(module)))
+            undo.enter_context(replaced(module, forward=noting(module)))
         try:
             yield
         finally:
@@ -250,7 +251,7 @@ def _rotations_seen(model: nn.Module, trace: Trace) -> Iterator[None]:
             noting = _noting_rotation(function, trace)
             if isinstance(plain, staticmethod):
                 noting = staticmethod(noting)
-            undo.enter_context(mock.patch.object(owner, name, noting))
+            undo.enter_context(replaced(owner, **{name: noting}))
         yield
 
 
