@@ -14,6 +14,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.pairs import PairReader, arguments
 from analysis_lib.models.parts import reads_padding
+from analysis_lib.models.reading import first_line
 
 
 def pair_batches(
@@ -28,26 +29,60 @@ def pair_batches(
     Raises:
         AnalysisError: a pair cannot be read, or is too long for the model and cannot be cut.
     """
+    reads_several = False
     for item, group in zip(items, groups, strict=True):
+        if len(item.media) > 1 and not reads_several:
+            _refuse_several(loaded, item)
+            reads_several = True
         yield _batch(loaded, item, group, settings, reading)
         reading.utterances += 1
+
+
+def _refuse_several(loaded: LoadedModel, item: Captioned) -> None:
+    """Raise an AnalysisError unless a model has tokens of each image of a text with several."""
+    inputs = _arguments(loaded, item)
+    alone = _arguments(loaded, Captioned(item.media[:1], item.text))
+    reason = "it has no more tokens for them than for one"
+    if _tokens_of_media(loaded, inputs) > _tokens_of_media(loaded, alone):
+        try:
+            with torch.inference_mode():
+                loaded.model(**inputs)
+            return
+        except Exception as error:  # Models fail in many ways.
+            reason = first_line(error)
+    raise AnalysisError(
+        f"{loaded.name} cannot read several images with a text, as in {item} ({reason}): "
+        "give one with each text"
+    )
+
+
+def _tokens_of_media(loaded: LoadedModel, inputs: Mapping[str, Tensor | bool]) -> int:
+    """The number of tokens that the features of images or sounds replace."""
+    ids = inputs["input_ids"]
+    medium_ids = torch.tensor(loaded.processor.medium_ids, device=ids.device)
+    return int(torch.isin(ids, medium_ids).sum())
+
+
+def _arguments(loaded: LoadedModel, item: Captioned) -> dict[str, Tensor | bool]:
+    """The arguments of the model for the images, or for the sound, and their text."""
+    reader = loaded.processor
+    if reader.medium == "image":
+        media = [image.convert("RGB") for image in item.load()]
+    else:
+        media = [sound.at_rate(reader.sampling_rate) for sound in item.load()]
+    try:
+        return arguments(reader, loaded.model, media, item.text)
+    except AnalysisError as error:
+        raise AnalysisError(f"{loaded.name}: {item}: {error}") from error
 
 
 def _batch(
     loaded: LoadedModel, item: Captioned, group: int, settings: Settings, reading: Reading
 ) -> Batch:
     reader = loaded.processor
-    content = item.load()
-    if reader.medium == "image":
-        content = content.convert("RGB")
-    else:
-        content = content.at_rate(reader.sampling_rate)
-    try:
-        inputs = arguments(reader, loaded.model, content, item.text)
-    except AnalysisError as error:
-        raise AnalysisError(f"{loaded.name}: {item}: {error}") from error
+    inputs = _arguments(loaded, item)
     ids = inputs["input_ids"]
-    types = _types(loaded, reader, ids, item.text)
+    types = _types(loaded, reader, ids, item)
     count = ids.shape[1]
     if count > loaded.max_length:
         if remedy := _uncuttable(loaded, inputs, types, settings):
@@ -70,7 +105,8 @@ def _batch(
         "type_names": PAIR_TYPES,
     }
     is_image = types[0] == PAIR_TYPES.index("image")
-    grid = grid_of_tokens(inputs, is_image)
+    # Several pictures have no common grid.
+    grid = grid_of_tokens(inputs, is_image) if len(item.media) == 1 else None
     tokens = Tokens(mask, types, silent=silent, ids=ids, grid=grid, **common)
     shifted = None
     if (read := inputs.get("decoder_input_ids")) is not None:
@@ -142,7 +178,7 @@ def _of_pairs(types: Tensor) -> Tensor:
     return torch.tensor(indices, device=types.device)[types]
 
 
-def _types(loaded: LoadedModel, reader: PairReader, ids: Tensor, text: str) -> Tensor:
+def _types(loaded: LoadedModel, reader: PairReader, ids: Tensor, item: Captioned) -> Tensor:
     """The type of every token, as an index into ``PAIR_TYPES``.
 
     Tokens of the image or sound are those that its features replace. What the processor puts
@@ -150,21 +186,22 @@ def _types(loaded: LoadedModel, reader: PairReader, ids: Tensor, text: str) -> T
     """
     types = _of_pairs(loaded.token_types(ids, _is_special(reader, ids)))
     is_medium = torch.isin(ids, torch.tensor(reader.medium_ids, device=ids.device))
-    is_added = _added(reader, ids, text, loaded.end_ids) & ~is_medium
+    is_added = _added(reader, ids, item, loaded.end_ids) & ~is_medium
     name = "image" if reader.medium == "image" else "sound"
     types[is_added] = PAIR_TYPES.index("image_special")
     types[is_medium] = PAIR_TYPES.index(name)
     return types
 
 
-def _added(reader: PairReader, ids: Tensor, text: str, ends: Sequence[int]) -> Tensor:
-    """True at the tokens that the processor puts in place of a placeholder, and at special tokens
+def _added(reader: PairReader, ids: Tensor, item: Captioned, ends: Sequence[int]) -> Tensor:
+    """True at the tokens that the processor puts in place of placeholders, and at special tokens
     beside them.
 
     Args:
         ends: the special tokens around a text, which are none of them.
     """
-    plain = reader.tokenizer(reader.prompt(text), add_special_tokens=False)["input_ids"]
+    prompt = reader.prompt(item.text, len(item.media))
+    plain = reader.tokenizer(prompt, add_special_tokens=False)["input_ids"]
     own = ids[0].tolist()
     special = {*reader.tokenizer.all_special_ids}.difference(ends)
     before = _common(own, plain, ends)

@@ -229,7 +229,7 @@ def _captioned_digits(split: str) -> Iterator[Example]:
             row, column = divmod(index, 2)
             pixels[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = digit.item.pixels
             text = f"a {_DIGIT_NAMES[digit.label]} at the {_QUARTERS[index]}."
-            yield Example(Captioned(ArrayImage(pixels), text), digit.label, str(number))
+            yield Example(Captioned((ArrayImage(pixels),), text), digit.label, str(number))
 
 
 # Pictures of scikit-image from a camera, scanner, telescope or microscope; one of each stereo pair.

@@ -20,15 +20,15 @@ from analysis_lib.errors import AnalysisError, shown
 WITH_TEXT = {"image": "image+text", "audio": "audio+text"}
 NOUNS = {"image": "image", "audio": "sound"}
 # Names of columns of images and of sounds in rows in memory, and of their texts.
-COLUMNS = {"image": "image", "audio": "audio", "sound": "audio"}
+COLUMNS = {"image": "image", "images": "image", "audio": "audio", "sound": "audio"}
 TEXT = "text"
 # A cell that may be the path of a file: it has an ending.
 _PATH = re.compile(r".*\.[A-Za-z0-9]{2,5}\s*")
 # Names of columns of file names in the table of a folder.
-_FILES = [*FILES, "image", "image_path", "image_file_name"]
+_FILES = [*FILES, "file_names", "image", "images", "image_path", "image_file_name"]
 
 
-def kind_of_paths(cells: Sequence[str]) -> str | None:
+def kind_of_paths(cells: Iterable[str]) -> str | None:
     """Image or audio, if every cell of a column that is not empty names such a file; else None."""
     paths = [cell for cell in cells if cell.strip()]
     if not paths or not all(map(_PATH.fullmatch, paths)):
@@ -38,30 +38,34 @@ def kind_of_paths(cells: Sequence[str]) -> str | None:
 
 
 def captioned_files(
-    table: Path, kind: str, paths: Iterable[str], texts: Iterable[str]
+    table: Path, kind: str, paths: Iterable[Sequence[str]], texts: Iterable[str]
 ) -> list[Captioned]:
-    """The images or sounds that a table names, each with its text.
+    """The images or sounds that a table names, each row with its text.
 
     Args:
         table: the table; paths are below its folder.
         kind: image or audio.
-        paths: the paths of the files, by row.
+        paths: the paths of the files, by row: one, or those of several images.
         texts: their texts, by row.
 
     Raises:
         AnalysisError: a file without a text, a text without a file, or a file that is not there.
     """
     items = []
-    for number, (path, text) in enumerate(zip(paths, texts, strict=True), 1):
-        if not path.strip():
-            raise AnalysisError(f"{table}: row {number} names no {NOUNS[kind]}: mend or remove it")
-        file = (table.parent / path.strip()).absolute()
-        if not os.path.isfile(file):
-            raise AnalysisError(
-                f"{table}: row {number} names {path.strip()}, which is not there: paths are below "
-                f"{table.parent}; mend or remove it"
-            )
-        items.append(_captioned(f"{table}: row {number}", MediaFile(kind, file), text))
+    for number, (names, text) in enumerate(zip(paths, texts, strict=True), 1):
+        row = f"{table}: row {number}"
+        if not names or not all(name.strip() for name in names):
+            raise AnalysisError(f"{row} names no {NOUNS[kind]}: mend or remove it")
+        media = []
+        for name in names:
+            file = (table.parent / name.strip()).absolute()
+            if not os.path.isfile(file):
+                raise AnalysisError(
+                    f"{row} names {name.strip()}, which is not there: paths are below "
+                    f"{table.parent}; mend or remove it"
+                )
+            media.append(MediaFile(kind, file))
+        items.append(_captioned(row, kind, media, text))
     return items
 
 
@@ -106,19 +110,28 @@ def kind_of_cell(cell: object, column: object) -> str | None:
         return kind_of_paths([str(cell)])
     if isinstance(cell, Mapping) and "sampling_rate" in cell:
         return "audio"
-    if isinstance(cell, tuple) and len(cell) == 2 and isinstance(cell[0], np.ndarray):
+    if _is_samples(cell):
         return "audio"
+    if isinstance(cell, list | tuple) and cell:
+        return kind_of_cell(cell[0], column)
     return COLUMNS.get(column) if isinstance(cell, np.ndarray) else None
 
 
+def _is_samples(cell: object) -> bool:
+    """Whether a cell has the samples of a sound, and their rate."""
+    if not isinstance(cell, tuple) or len(cell) != 2:
+        return False
+    return isinstance(cell[0], np.ndarray) and not isinstance(cell[1], np.ndarray)
+
+
 def captioned_cell(number: int, kind: str, cell: object, text: object) -> Captioned:
-    """An image or a sound of a row in memory, with its text.
+    """The images or the sound of a row in memory, with their text.
 
     Args:
         number: the number of the row, for errors.
         kind: image or audio.
         cell: a path; an image of Pillow or an array of its pixels; a :class:`Sound`, samples and
-            their rate, or a mapping with ``array`` and ``sampling_rate``.
+            their rate, or a mapping with ``array`` and ``sampling_rate``; or a list of images.
 
     Raises:
         AnalysisError: it is something else, there is no such file, or it has no text.
@@ -126,7 +139,9 @@ def captioned_cell(number: int, kind: str, cell: object, text: object) -> Captio
     name = f"item {number}"
     if not isinstance(text, str):
         raise AnalysisError(f"{name} has {shown(text)} for a text: give a text with each file")
-    return _captioned(name, _media(name, kind, cell), text)
+    several = isinstance(cell, list | tuple) and not _is_samples(cell)
+    media = [_media(name, kind, each) for each in (cell if several else [cell])]
+    return _captioned(name, kind, media, text)
 
 
 def _media(name: str, kind: str, cell: object) -> MediaFile | ArrayImage | Sound:
@@ -148,10 +163,19 @@ def _media(name: str, kind: str, cell: object) -> MediaFile | ArrayImage | Sound
     raise AnalysisError(f"{name} is {shown(cell)} where an {kind} is wanted: give {wanted}")
 
 
-def _captioned(name: str, media: MediaFile | ArrayImage | Sound, text: str) -> Captioned:
+def _captioned(
+    name: str, kind: str, media: Sequence[MediaFile | ArrayImage | Sound], text: str
+) -> Captioned:
+    if not media:
+        raise AnalysisError(f"{name} has no {NOUNS[kind]}: give it one, or remove the row")
+    if kind == "audio" and len(media) > 1:
+        raise AnalysisError(f"{name} has {len(media)} sounds: give one with each text")
     if is_blank(text):
         raise AnalysisError(f"{name} has no text: give it one, or remove the row")
     refuse_half_characters(name, text)
-    if isinstance(media, Sound | MediaFile) and media.text:
-        media = replace(media, text="")
-    return Captioned(media, text)
+    without_words = []
+    for each in media:
+        if isinstance(each, Sound | MediaFile) and each.text:
+            each = replace(each, text="")
+        without_words.append(each)
+    return Captioned(tuple(without_words), text)

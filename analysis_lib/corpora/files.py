@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 
 from analysis_lib.corpora.captions import WITH_TEXT, captioned_files, folder_table, kind_of_paths
@@ -180,7 +180,7 @@ def kind_of_pairs(path: Path, column: str) -> str | None:
     names, *_ = _names_label_and_split(table, column)
     if len(names) < 2:
         return None
-    return kind_of_paths(table.column(names[0]))
+    return kind_of_paths(chain.from_iterable(table.paths(names[0])))
 
 
 def read_column(
@@ -204,7 +204,8 @@ def read_column(
             f"{path} holds files with texts, which are not divided: leave {split} out"
         )
     if kind is not None:
-        texts = captioned_files(path, kind, *map(table.column, names))
+        paths, column = names
+        texts = captioned_files(path, kind, table.paths(paths), table.column(column))
     elif len(names) > 1:
         texts = map(Pair, *map(table.column, names))
     elif names[0] == ANSWERS and ANSWERS not in table.header:

@@ -99,6 +99,10 @@ class ArrayImage:
                 f"an image of {kind}, {shape}: give uint8, of height x width or height x width x 3"
             )
 
+    def __str__(self) -> str:
+        height, width = self.pixels.shape[:2]
+        return f"an image of {height} x {width} pixels"
+
     def load(self) -> "Image":
         """The image in mode L or RGB."""
         require_extra("packages", "PIL")
@@ -163,26 +167,29 @@ class MediaFile:
 
 @dataclass(frozen=True, slots=True)
 class Captioned:
-    """An image or a sound with a text, which a model reads together.
+    """One or several images, or a sound, with a text, which a model reads together.
 
     Attributes:
-        media: the image or sound, which its ``load()`` reads.
+        media: the images, in order, or the sound.
         text: the text.
     """
 
-    media: MediaFile | ArrayImage | Sound
+    media: tuple[MediaFile | ArrayImage | Sound, ...]
     text: str
 
     def __str__(self) -> str:
-        return f"{self.media} with its text"
+        first, *others = self.media
+        more = f" and {len(others)} more" if others else ""
+        return f"{first}{more} with its text"
 
-    def load(self) -> "Image | Sound":
-        """The image or sound."""
-        return self.media.load()
+    def load(self) -> "list[Image | Sound]":
+        """The images, or the sound."""
+        return [each.load() for each in self.media]
 
     def digest(self) -> bytes:
-        """SHA-256 of the image or sound and of the text."""
-        return hashlib.sha256(self.media.digest() + self.text.encode()).digest()
+        """SHA-256 of the images or the sound and of the text."""
+        digests = b"".join(each.digest() for each in self.media)
+        return hashlib.sha256(digests + self.text.encode()).digest()
 
 
 def decoded(kind: str, content: bytes, name: str, page: int = 0) -> "Image | Sound":

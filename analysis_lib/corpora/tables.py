@@ -116,6 +116,18 @@ class Table(NamedTuple):
         """
         return self._as_texts(column, (cell for (cell,) in self.rows([column])))
 
+    def paths(self, column: str) -> list[list[str]]:
+        """The paths in each cell of a column: one, or a list of several; a missing cell is empty.
+
+        Raises:
+            AnalysisError: as :meth:`column`.
+        """
+        paths = []
+        for (cell,) in self.rows([column]):
+            several = cell if isinstance(cell, list) else [cell]
+            paths.append(self._as_texts(column, several))
+        return paths
+
     def _as_texts(self, column: str, cells: Iterable) -> list[str]:
         texts = []
         for cell in cells:

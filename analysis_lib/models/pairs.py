@@ -4,7 +4,7 @@ A processor of transformers puts the tokens of an image or a sound at a placehol
 Which placeholder it is, or whether a chat template puts it there, is tried out on an example.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,27 +96,39 @@ class PairReader:
         """Samples per second of the sounds that it reads; 1 for images."""
         return getattr(_reader(self.processor, self.medium), "sampling_rate", 1)
 
-    def prompt(self, text: str) -> str:
-        """A text with the placeholder of its image or sound, as the processor reads it."""
+    def prompt(self, text: str, count: int = 1) -> str:
+        """A text with the placeholders of its images or its sound, as the processor reads it.
+
+        Args:
+            count: the number of images or sounds, which come before the text.
+        """
         if self.placeholder is not None:
-            return self.placeholder + text
-        content = [{"type": self.medium}, {"type": "text", "text": text}]
+            return self.placeholder * count + text
+        content = [{"type": self.medium}] * count + [{"type": "text", "text": text}]
         return self.processor.apply_chat_template([{"role": "user", "content": content}])
 
     def __call__(
-        self, content: "Image | np.ndarray", text: str, length: int | None = None
+        self, media: "Sequence[Image | np.ndarray]", text: str, length: int | None = None
     ) -> dict[str, Tensor]:
-        """The arguments of a model for an image, or for samples at the rate it reads, and a text.
+        """The arguments of a model for images, or for samples at the rate it reads, and a text.
 
         Args:
+            media: the images, or the samples of one sound.
             length: the number of tokens to which the text is padded; None for that of the
                 processor.
 
         Raises:
-            AnalysisError: the processor or its chat template fails.
+            AnalysisError: the processor or its chat template fails; the text holds a placeholder.
         """
+        if self.placeholder and self.placeholder in text:
+            raise AnalysisError(
+                f"its text holds {self.placeholder}, which is put before it for each "
+                f"{self.medium}: leave it out"
+            )
         try:
-            prompt = self.prompt(text)
+            prompt = self.prompt(text, len(media))
+            # One image as it is, which every processor reads.
+            content = media[0] if len(media) == 1 else [*media]
             options = {"return_tensors": "pt"}
             if length is not None:
                 options |= {"padding": "max_length", "max_length": length}
@@ -135,16 +147,16 @@ class PairReader:
                 f"its {type(self.processor).__name__} cannot read it ({first_line(error)})"
             ) from error
 
-    def example(self) -> tuple["Image | np.ndarray", str]:
-        """An image or the samples of a sound, and a text."""
+    def example(self) -> tuple[list["Image | np.ndarray"], str]:
+        """An image or the samples of a sound, in a list, and a text."""
         if self.medium == "audio":
-            return np.sin(np.arange(self.sampling_rate) / 20).astype(np.float32), self._text
+            return [np.sin(np.arange(self.sampling_rate) / 20).astype(np.float32)], self._text
         require_extra("packages", "PIL")
         # Imported late: models of text need no images.
         from PIL import Image
 
         mandelbrot = Image.effect_mandelbrot((_SIDE, _SIDE), (-2, -1, 1, 1), 50)
-        return mandelbrot.convert("RGB"), self._text
+        return [mandelbrot.convert("RGB")], self._text
 
     def first_and_last(self) -> tuple[int, int]:
         """The ids of the first and of the last token of the text of an example, which differ."""
@@ -192,21 +204,21 @@ def readers(processor: ProcessorMixin, kind: str) -> Iterator[PairReader]:
 
 
 def arguments(
-    reader: PairReader, model: PreTrainedModel, content: "Image | np.ndarray", text: str
+    reader: PairReader, model: PreTrainedModel, media: "Sequence[Image | np.ndarray]", text: str
 ) -> dict[str, Tensor | bool]:
     """The arguments of a model for a pair, on its device, in its precision, without a cache.
 
     A decoder behind an encoder reads the text as it does without an image: one token later.
 
     Args:
-        content: an image, or samples at the rate that the processor reads.
+        media: images, or the samples of one sound at the rate that the processor reads.
 
     Raises:
         AnalysisError: the processor fails, or makes no tokens of the text.
     """
     of_text = model.config.get_text_config()
     length = of_text.max_position_embeddings if reads_padding(of_text) else None
-    inputs = reader(content, text, length)
+    inputs = reader(media, text, length)
     if "input_ids" not in inputs:
         raise AnalysisError(f"its {type(reader.processor).__name__} makes no tokens of the text")
     accepted = signature_of(type(model)).parameters

@@ -28,7 +28,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def texts_and_sizes(corpus) -> list[tuple[str, tuple[int, int]]]:
-    return [(item.text, item.load().size) for item in corpus.items]
+    return [(item.text, item.media[0].load().size) for item in corpus.items]
 
 
 def test_a_folder_with_its_table_holds_images_with_texts(photos):
@@ -68,7 +68,7 @@ def test_images_and_sounds_in_memory_are_read_as_they_are(tmp_path):
     image = Image.new("RGBA", (5, 4), (10, 20, 30, 255))
     grey = np.full((4, 6), 7, np.uint8)
     corpus = load_corpus([{"image": image, "text": "one"}, {"image": grey, "text": "two"}])
-    first, second = (np.asarray(item.load()) for item in corpus.items)
+    first, second = (np.asarray(item.media[0].load()) for item in corpus.items)
     assert first.shape == (4, 5, 3)
     assert first[0, 0].tolist() == [10, 20, 30]
     assert np.array_equal(second, grey)
@@ -79,8 +79,8 @@ def test_images_and_sounds_in_memory_are_read_as_they_are(tmp_path):
     for cell in (*cells, path):
         [item] = load_corpus([{"audio": cell, "text": "a tone"}]).items
         assert isinstance(item, Captioned)
-        assert item.load().rate == 16000
-        np.testing.assert_allclose(item.load().samples, samples, atol=1e-4)
+        assert item.media[0].load().rate == 16000
+        np.testing.assert_allclose(item.media[0].load().samples, samples, atol=1e-4)
 
 
 def test_the_hash_of_pairs_has_file_and_text(photos):
@@ -146,3 +146,57 @@ def test_a_folder_without_a_table_of_its_files_says_what_it_lacks(photos):
     table.unlink()
     with pytest.raises(AnalysisError, match="is a folder, and its tables are none"):
         load_corpus(f"{photos}:text")
+
+
+# --- Several images with a text -------------------------------------------------------------------
+
+
+def sizes(corpus) -> list[list[tuple[int, int]]]:
+    return [[image.size for image in item.load()] for item in corpus.items]
+
+
+def test_every_form_of_several_images_is_the_same(photos):
+    rows = [
+        {"file_names": ["0.png", "1.png"], "text": "two"},
+        {"file_names": ["2.png"], "text": "one"},
+    ]
+    (photos / "metadata.csv").unlink()
+    lines = photos / "metadata.jsonl"
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    known = load_corpus(f"{photos}:text")
+    assert sizes(known) == [[(9, 8), (9, 9)], [(9, 10)]]
+    pd.DataFrame(rows).to_parquet(photos / "rows.parquet")
+    of_parquet = load_corpus(f"{photos}/rows.parquet:file_names,text")
+    paths = [{"images": [str(photos / name) for name in row["file_names"]]} for row in rows]
+    in_memory = [given | {"text": row["text"]} for given, row in zip(paths, rows, strict=True)]
+    for corpus in (of_parquet, load_corpus(in_memory)):
+        assert corpus.sha256 == known.sha256
+    # One image in a list is that image.
+    alone = load_corpus([{"image": str(photos / "2.png"), "text": "one"}])
+    assert alone.sha256 == load_corpus(in_memory[1:]).sha256
+
+
+def test_the_order_of_images_counts(photos):
+    paths = [str(photos / f"{index}.png") for index in range(2)]
+    first, second = (
+        load_corpus([{"images": each, "text": "two"}]) for each in (paths, paths[::-1])
+    )
+    assert first.sha256 != second.sha256
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [([], "has no image"), (["0.png", "missing.png"], "which is not there")],
+)
+def test_a_list_without_its_images_is_one_line(photos, cell, words, monkeypatch):
+    monkeypatch.chdir(photos)
+    rows = [{"images": ["0.png"], "text": "one"}, {"images": cell, "text": "two"}]
+    with pytest.raises(AnalysisError, match=words) as raised:
+        load_corpus(rows)
+    assert "\n" not in str(raised.value)
+
+
+def test_several_sounds_with_a_text_are_one_line():
+    sound = Sound(np.zeros(800, np.float32), 16000)
+    with pytest.raises(AnalysisError, match="has 2 sounds: give one"):
+        load_corpus([{"audio": [sound, sound], "text": "two"}])

@@ -80,7 +80,9 @@ def test_patches_that_words_see_are_those_of_transformers():
     weights = []
     for item in corpus.items:
         inputs = reader.processor.processor(
-            images=item.load().convert("RGB"), text="<image>" + item.text, return_tensors="pt"
+            images=item.media[0].load().convert("RGB"),
+            text="<image>" + item.text,
+            return_tensors="pt",
         )
         inputs["pixel_values"] = inputs["pixel_values"].double()
         with torch.no_grad():
@@ -116,7 +118,7 @@ def test_the_grid_of_tokens_is_what_the_processor_says():
 
 def test_pictures_with_texts_have_types_of_their_own():
     picture = ArrayImage(np.zeros((16, 16), np.uint8))
-    corpus = Corpus("one", [Captioned(picture, "a one.")] * 3, kind="image+text")
+    corpus = Corpus("one", [Captioned((picture,), "a one.")] * 3, kind="image+text")
     table = measure("digits-llava", corpus, "attention_by_token_type", progress=False)
     table = table["attention_by_token_type"]
     assert {*table.loc[table["layer"] > 5, "key_type"]} == {"cls", "image", "other", "punct"}

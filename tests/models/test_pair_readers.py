@@ -88,7 +88,7 @@ def test_a_folder_is_measured_like_the_model_it_was_saved_from(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a " * 2000, "shorten its text"), ("an <image> of an owl", "cannot read it")],
+    [("a " * 2000, "shorten its text"), ("an <image> of an owl", "holds <image>, .* leave it out")],
 )
 def test_a_pair_that_cannot_be_read_is_one_line(text, words):
     with pytest.raises(AnalysisError, match=words) as raised:
@@ -111,7 +111,7 @@ def test_a_text_that_is_too_long_is_cut_as_the_tokenizer_cuts_it(model_type, len
     items = pairs("an owl sees a tree, and waits", "owls").items
     batch, short = batches(model, items, [0, 0], Settings(), reading)
     text = model.processor.placeholder + items[0].text
-    given = {"images": items[0].load(), "text": text, "return_tensors": "pt"}
+    given = {"images": items[0].media[0].load(), "text": text, "return_tensors": "pt"}
     cut = processor(**given, truncation=True, max_length=length)
     assert {*cut} == {*batch.inputs} - {"use_cache"}
     for name, values in cut.items():
@@ -174,9 +174,79 @@ def test_a_template_that_raises_is_one_line():
     assert "\n" not in str(raised.value)
 
 
+# --- Several images with a text -------------------------------------------------------------------
+
+# As in Qwen's own template.
+AROUND = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def pictures() -> list[Image.Image]:
+    draws = np.random.default_rng(1)
+    return [Image.fromarray(draws.integers(0, 256, (40, 50, 3), dtype=np.uint8)) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "prompt"),
+    [
+        ("llava", "<image><image>a cat"),
+        ("llava_next", "<image><image>a cat"),
+        ("paligemma", "<image><image>a cat"),
+        ("gemma3", None),
+        ("idefics3", None),
+        ("qwen2_vl", f"[user]{AROUND}{AROUND}a cat"),
+    ],
+)
+def test_several_images_are_read_as_transformers_documents_it(model_type, prompt):
+    """Images nested by text, and hidden states of ``output_hidden_states``."""
+    model, processor = composite.build(model_type)
+    model = naive.in_double(model)
+    if model_type == "qwen2_vl":
+        processor.chat_template = TEMPLATE.replace("<image>", AROUND).replace("{{ bos_token }}", "")
+    loaded = load_model(model, processor=processor).reading("image+text")
+    corpus = load_corpus([{"images": pictures(), "text": "a cat"}])
+    tables = measure(loaded, corpus, "mean_vector,attention_by_token_type", progress=False)
+    if prompt is None:
+        prompt = loaded.processor.placeholder * 2 + "a cat"
+    given = processor(images=[pictures()], text=[prompt], return_tensors="pt")
+    for name, values in given.items():
+        given[name] = values.double() if values.is_floating_point() else values
+    with torch.no_grad(), DoublePrecision():
+        output = model(**given, output_hidden_states=True)
+    *_, stack = loaded.layout.stacks
+    layers = [*tables.layers.loc[tables.layers["stack"] == stack.name, "layer"]]
+    table = tables["mean_vector"].query("space == 'hidden'").set_index("layer")
+    # The last entry may be behind the final norm.
+    for layer, hidden in zip(layers[:-1], output.hidden_states[:-1], strict=True):
+        expected = hidden[0].mean(0).norm().item()
+        assert table.loc[layer, "norm_of_mean"] == pytest.approx(expected, rel=1e-9)
+    by_type = tables["attention_by_token_type"].query("layer in @layers")
+    assert "image" in {*by_type["key_type"]}
+
+
+def test_each_of_several_images_has_tokens_of_its_own():
+    model = live().reading("image+text")
+    corpus = load_corpus([{"images": pictures(), "text": "a cat"}])
+    [batch] = batches(model, corpus.items, [0], Settings(), Reading())
+    names = [batch.type_names[index] for index in batch.tokens.types[0]]
+    assert names.count("image") == 32
+    assert names[1:33] == ["image"] * 32
+    assert names[0] == "cls"
+    assert {*names[33:]} == {"other"}
+    assert batch.tokens.grid is None
+
+
+@pytest.mark.parametrize("model_type", ["clip", "git", "blip-2"])
+def test_several_images_that_a_model_does_not_read_are_one_line(model_type):
+    corpus = load_corpus([{"images": pictures(), "text": "a cat"}])
+    with pytest.raises(AnalysisError, match="cannot read several images with a text") as raised:
+        measure(live(model_type), corpus, "anisotropy", progress=False)
+    assert "\n" not in str(raised.value)
+    assert "an image of 40 x 50 pixels and 1 more" in str(raised.value)
+
+
 def test_what_a_model_does_not_read_is_one_line():
     model = live()
-    image = Corpus("pictures", [pairs("x").items[0].media], kind="image")
+    image = Corpus("pictures", [pairs("x").items[0].media[0]], kind="image")
     with pytest.raises(AnalysisError, match="holds images: give texts"):
         measure(model, image, progress=False)
     sounds = load_corpus([{"audio": (np.zeros(1600, np.float32), 16000), "text": "x"}])

@@ -279,7 +279,7 @@ class Captions(Task):
     def _examples(self, corpus: Corpus) -> list[tuple[Tensor, Tensor]]:
         """The tokens and the pixels of each picture with its caption; all captions are as long."""
         read = self.preprocessor(
-            images=[item.load().convert("RGB") for item in corpus.items],
+            images=[item.media[0].load().convert("RGB") for item in corpus.items],
             text=[IMAGE + item.text for item in corpus.items],
             return_tensors="pt",
         )
