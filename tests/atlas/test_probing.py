@@ -26,6 +26,11 @@ CELLS = {
     },
     "yoso": {"attention_kind": "output of attention"},
     "groupvit_vision_model": {"attention_kind": "weights over queries"},
+    # Points in maps of several sizes share a softmax.
+    "rt_detr": {
+        "attention_kind": "decoder: weights; cross: weights over the last two axes; "
+        "encoder: weights",
+    },
     # A softmax over more keys, of which those of its prompt are cut off.
     "cpmant": {"attention_kind": "other", "hidden_states": "blocks + 1"},
     # As many tokens as images in a batch.
@@ -166,6 +171,25 @@ def test_modules_whose_forward_is_called_are_seen_once():
 @pytest.mark.parametrize("model_type", ["dinov2", "gpt_neo"])
 def test_precisions_are_tried_with_configurations_that_cannot_be_saved(model_type):
     assert saved_in_half(running(model_type).model) == "as saved"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reads"),
+    [
+        # Widths of several parts are equal.
+        ("d_fine", "images"),
+        ("florence2", "texts (images not tried)"),
+        ("luke", "texts"),
+        ("informer", "time series"),
+        # Rows of patches, and vectors, of the width that the first layer reads.
+        ("pix2struct_vision_model", "images"),
+        ("granite_speech_encoder", "vectors"),
+    ],
+)
+def test_a_type_is_built_by_the_relations_of_its_sizes(model_type, reads):
+    small = running(model_type)
+    assert read_by(small.model, small.inputs) == reads
+    assert "blocks + 1" in probe(small.model, small.inputs)["hidden_states"]
 
 
 def test_a_type_says_what_it_reads_and_what_was_not_tried():

@@ -18,6 +18,7 @@ WEIGHTS = "weights"
 WITH_SINK = "weights beside a sink"
 BEFORE_SINK = "weights before a sink takes its part"
 ACROSS = "weights over queries"
+OVER_TWO = "weights over the last two axes"
 HALF = "part of a longer softmax"
 SCORES = "scores before the softmax"
 STATE = "state"
@@ -91,8 +92,9 @@ def _beside_softmax(values: Tensor, scores: Tensor, weights: Tensor) -> str:
     """What numbers are of a softmax, if anything."""
     if values.numel() == weights.numel():
         if torch.equal(values.reshape(-1), weights.reshape(-1)):
-            sums = values.sum(-1)
-            return WEIGHTS if torch.allclose(sums, torch.ones(()), atol=NEAR) else ACROSS
+            if _adds_up(values.sum(-1)):
+                return WEIGHTS
+            return OVER_TWO if _adds_up(values.sum((-2, -1))) else ACROSS
         if torch.equal(values.reshape(-1), scores.reshape(-1)):
             return SCORES
     keys = values.shape[-1]
@@ -103,6 +105,10 @@ def _beside_softmax(values: Tensor, scores: Tensor, weights: Tensor) -> str:
         if torch.equal(flat, whole[:, :keys]) or torch.equal(flat, whole[:, -keys:]):
             return WITH_SINK if weights.shape[-1] == keys + 1 else HALF
     return ""
+
+
+def _adds_up(sums: Tensor) -> bool:
+    return torch.allclose(sums, torch.ones(()), atol=NEAR)
 
 
 def _is_cut(trace: Trace, weights: Tensor) -> bool:

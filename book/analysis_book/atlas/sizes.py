@@ -1,5 +1,7 @@
 """Small sizes for the configuration of any type of model that transformers knows."""
 
+import dataclasses
+
 import transformers
 
 # By size, the names that configurations give to what it is the size of.
@@ -136,7 +138,7 @@ _SWIN = {
     "embed_dim": 16,
     "depths": [2, 2, 6, 2],
     "num_heads": [1, 1, 2, 2],
-    "window_size": 2,
+    "window_size": 3,
 }
 _HIERA = {
     "hidden_size": 16,
@@ -294,3 +296,101 @@ def _shrunk(settings: dict) -> dict:
         # Latent attention has as many heads of keys as of queries.
         smaller["num_key_value_heads"] = smaller["num_attention_heads"]
     return smaller
+
+
+# --- Sizes that hang together ---------------------------------------------------------------------
+
+# Layers of each stage of an image model.
+_DEPTHS = ("depths", "num_block_repeats")
+# More sizes, some of which would change the small models of types that run without them.
+_FURTHER = {
+    "num_queries": 10,
+    "num_filters": 8,
+    "base_channels": 32,
+    "upsample_initial_channel": 128,
+    "window_size": 3,
+}
+# Along one side of an image.
+_PATCHES, _PIXELS = 4, 64
+# What a default configuration leaves open, and a model needs: steps of a time series.
+_OPEN = {"context_length": 11, "prediction_length": 10}
+
+
+def related_configuration(model_type: str) -> transformers.PreTrainedConfig:
+    """The default configuration in small, in which equal widths stay equal.
+
+    What the class of a configuration computes of other sizes, it computes anew.
+    """
+    base = transformers.AutoConfig.for_model(model_type)
+    settings = _declared(base)
+    widths = {value for value in _widths(settings) if value > _AT_MOST["width"]}
+    smaller = _related(_shrunk(settings), settings, widths)
+    del smaller["model_type"]
+    return type(base)(**smaller)
+
+
+def _declared(config: transformers.PreTrainedConfig) -> dict:
+    """What a configuration was made of, without what its class computed of that."""
+    names = {field.name for field in dataclasses.fields(config)}
+    names |= {"model_type", "out_indices"}
+    settings = {}
+    for name, value in config.to_dict().items():
+        part = vars(config).get(name)
+        if isinstance(part, transformers.PreTrainedConfig):
+            settings[name] = _declared(part)
+        elif name in names:
+            settings[name] = value
+    return settings
+
+
+def _widths(settings: dict) -> set[int]:
+    widths = set()
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            widths |= _widths(value)
+        elif name in _SIZES["width"].split() and isinstance(value, int):
+            widths.add(value)
+    return widths
+
+
+def _related(settings: dict, default: dict, widths: set[int]) -> dict:
+    """The same with smaller sizes that have the relations of those of the default."""
+    smaller = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            smaller[name] = _related(value, default[name], widths)
+        elif value is None:
+            smaller[name] = _OPEN.get(name)
+        else:
+            smaller[name] = _smaller(name, value, widths)
+    heads = smaller.get("num_attention_heads")
+    if default.get("num_key_value_heads") == default.get("num_attention_heads") and heads:
+        smaller["num_key_value_heads"] = heads
+    if heads and "head_dim" in smaller and smaller["head_dim"] is None:
+        smaller["head_dim"] = smaller["hidden_size"] // heads
+    patch = smaller.get("patch_size")
+    if isinstance(patch, int) and isinstance(smaller.get("image_size"), int):
+        smaller["image_size"] = patch * max(_PATCHES, _PIXELS // patch)
+    outputs = smaller.get("out_indices")
+    if outputs and _LAYERS in smaller:
+        # The last layers, as many as there are outputs.
+        layers = max(len(outputs), SIZES[_LAYERS])
+        smaller[_LAYERS] = layers
+        smaller["out_indices"] = list(range(layers - len(outputs) + 1, layers + 1))
+    return smaller
+
+
+def _smaller(name: str, value: object, widths: set[int]) -> object:
+    """A size by its name, or by the end of it, or because it equals a width."""
+    if isinstance(value, list | tuple):
+        if name in _DEPTHS:
+            return [min(depth, SIZES[_LAYERS]) for depth in value]
+        return [_smaller(name, item, widths) for item in value]
+    if type(value) is not int or name in SIZES or name.endswith(("_id", "_index")):
+        return value
+    if value in widths:
+        return _AT_MOST["width"]
+    for known, size in (_FURTHER | SIZES).items():
+        if name == known or name.endswith(f"_{known}"):
+            return min(value, size)
+    return value

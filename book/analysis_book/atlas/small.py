@@ -12,7 +12,13 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from analysis_book.atlas.sizes import CHANGES, CONFIGURED, SIZES, configuration
+from analysis_book.atlas.sizes import (
+    CHANGES,
+    CONFIGURED,
+    SIZES,
+    configuration,
+    related_configuration,
+)
 
 # Sizes of the input: numbers that nothing else in a small model has.
 BATCH = 3
@@ -23,6 +29,11 @@ SECOND = 16_000
 WIDE_HEAD = 128
 # Patches of an image along one side.
 SIDE = 4
+# What an image may have: attention among more of them takes too long.
+MOST_PATCHES = 4000
+# Frames of a spectrogram, and the names that configurations give to its number of bins.
+FRAMES = 100
+BINS = ("num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim", "n_mels")
 # Lists of configurations that tell layers apart.
 BY_LAYER = ("layer_types", "no_rope_layers")
 INPUTS = {
@@ -31,6 +42,9 @@ INPUTS = {
     "pixel_values_videos": "videos",
     "input_values": "sounds",
     "input_features": "sounds",
+    "flattened_patches": "images",
+    "spectrogram": "sounds",
+    "past_values": "time series",
 }
 
 
@@ -60,7 +74,9 @@ def running(model_type: str) -> Running:
     made = model_class(model_type)
     reasons = {}
     tried = []
-    for make in (_with_every_kind, _by_sizes, _with_wide_heads, _with_sizes_set, _as_it_is):
+    ways = (_with_every_kind, _by_sizes, _with_wide_heads, _with_sizes_set, _as_it_is)
+    # Another way comes last, so that what runs already stays as it is.
+    for make in (*ways, related_configuration):
         try:
             config = make(model_type)
             if config.to_dict() in tried:
@@ -322,6 +338,13 @@ def _inputs(model: PreTrainedModel) -> Iterator[dict[str, object]]:
     if "grid_thw" in accepted:
         yield _patches(model, accepted, first)
     yield from _vectors(model, accepted)
+    for patches in _rows_of_patches(model, accepted):
+        yield patches
+        if text:
+            yield text | patches
+    yield from _spectra(model, accepted)
+    if "past_values" in accepted:
+        yield _series(model, accepted)
 
 
 def _patches(model: PreTrainedModel, accepted: dict, first: str) -> dict[str, Tensor]:
@@ -380,6 +403,9 @@ def _images(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", None) or 3
     size = getattr(config, "image_size", None) or getattr(vision, "image_size", None) or 64
     height, width = size if isinstance(size, list | tuple) else (size, size)
+    patch = getattr(vision, "patch_size", None)
+    if isinstance(patch, int) and height * width > MOST_PATCHES * patch**2:
+        return
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randn(BATCH, channels, height, width, generator=generator)
     yield {"pixel_values": pixels}
@@ -391,8 +417,7 @@ def _images(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
 
 def _sounds(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     config = model.config
-    names = ("num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim", "n_mels")
-    bins = [getattr(config, name) for name in names if hasattr(config, name)] or [80]
+    bins = [getattr(config, name) for name in BINS if hasattr(config, name)] or [80]
     frames = 2 * (getattr(config, "max_source_positions", None) or 0)
     frames = frames or getattr(config, "max_length", None) or 100
     wave = torch.sin(torch.arange(SECOND) / 20)
@@ -420,3 +445,92 @@ def _vectors(model: PreTrainedModel, accepted: dict) -> Iterator[dict[str, Tenso
             yield {name: vectors}
             rest = ("encoder_hidden_states", "image_features", "context")
             yield {name: vectors, **{other: vectors for other in rest if other in accepted}}
+
+
+# --- Inputs by what a model reads first -----------------------------------------------------------
+
+
+def _first_layer(model: PreTrainedModel) -> nn.Module | None:
+    """What embeds patches, or the first layer that multiplies by weights."""
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
+    layers = {name: part for name, part in model.named_modules() if isinstance(part, kinds)}
+    of_patches = [layer for name, layer in layers.items() if "patch" in name]
+    return next(iter((*of_patches, *layers.values())), None)
+
+
+def _rows_of_patches(model: PreTrainedModel, accepted: dict) -> Iterator[dict[str, Tensor]]:
+    """Images as their patches, and where each lies."""
+    layer = _first_layer(model)
+    if isinstance(layer, nn.Linear):
+        shape = (layer.in_features,)
+    elif isinstance(layer, nn.Conv2d):
+        shape = (layer.in_channels, *layer.kernel_size)
+    else:
+        return
+    generator = torch.Generator().manual_seed(0)
+    patches = torch.randn(BATCH, SIDE**2, *shape, generator=generator)
+    side = torch.arange(SIDE)
+    positions = torch.cartesian_prod(side, side).expand(BATCH, -1, -1)
+    if "flattened_patches" in accepted:
+        # A row begins with the numbers of its row and column.
+        yield {"flattened_patches": torch.cat([positions + 1, patches], dim=-1)}
+    if "pixel_values" not in accepted:
+        return
+    places = {
+        "pixel_position_ids": positions,
+        "pixel_attention_mask": torch.ones(BATCH, SIDE**2, dtype=torch.long),
+        "spatial_shapes": torch.full((BATCH, 2), SIDE),
+    }
+    places = {name: values for name, values in places.items() if name in accepted}
+    if places:
+        yield {"pixel_values": patches, **places}
+    if "grid_thw" in accepted:
+        grid = torch.tensor([[1, SIDE, SIDE]])
+        yield {"pixel_values": patches[0], "grid_thw": grid}
+        yield {"pixel_values": patches[:1], "grid_thw": grid}
+
+
+def _spectra(model: PreTrainedModel, accepted: dict) -> Iterator[dict[str, Tensor]]:
+    """Vectors of the width that the first layer reads, and sounds of as many bins as a part."""
+    generator = torch.Generator().manual_seed(0)
+    layer = _first_layer(model)
+    if isinstance(layer, nn.Linear | nn.Conv1d):
+        width = getattr(layer, "in_features", None) or layer.in_channels
+        vectors = torch.randn(BATCH, TOKENS, width, generator=generator)
+        for name in ("hidden_states", "input_features", "spectrogram"):
+            if name in accepted:
+                yield {name: vectors}
+    if "input_features" not in accepted:
+        return
+    decoder = {"decoder_input_ids": torch.full((BATCH, TOKENS), 3)}
+    for part in _parts_of(model.config):
+        for name in BINS:
+            if hasattr(part, name):
+                frames = torch.randn(BATCH, FRAMES, getattr(part, name), generator=generator)
+                mask = torch.ones(BATCH, FRAMES, dtype=torch.long)
+                yield {"input_features": frames}
+                yield {"input_features": frames, "attention_mask": mask}
+                yield {"input_features": frames, **decoder}
+
+
+def _series(model: PreTrainedModel, accepted: dict) -> dict[str, Tensor]:
+    """Time series: what a model knows of the past, and of the times to come."""
+    config = model.config
+    steps = config.context_length + max(getattr(config, "lags_sequence", None) or [0])
+    to_come = getattr(config, "prediction_length", 0)
+    features = getattr(config, "num_time_features", 0)
+    shape = (BATCH, steps)
+    if hasattr(config, "num_input_channels"):
+        shape += (config.num_input_channels,)
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    given = {
+        "past_values": values,
+        "past_values_padding": torch.zeros_like(values),
+        "freq": torch.zeros(BATCH, 1, dtype=torch.long),
+    }
+    if "past_time_features" in accepted:
+        given["past_observed_mask"] = torch.ones_like(values)
+        given["past_time_features"] = torch.zeros(BATCH, steps, features)
+        given["future_values"] = values[:, :to_come]
+        given["future_time_features"] = torch.zeros(BATCH, to_come, features)
+    return {name: value for name, value in given.items() if name in accepted}
