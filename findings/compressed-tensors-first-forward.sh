@@ -1,13 +1,13 @@
 #!/bin/sh
-# compressed-tensors 0.20.1: the weights of a loaded model are integers until its first forward pass, then other tensors.
+# compressed-tensors 0.20.1: weights of an int8 model are integers until its first forward pass, then other tensors.
 #
-# transformers loads a checkpoint compressed, and ModelCompressor.add_decompress_hook gives the outermost model a hook that
-# rewrites all quantized layers at its first call. Before, `weight` of an int8 checkpoint holds whole numbers up to 127,
-# without its scale, in a layer that is a plain Linear; norms and spectra read there are not those of the weights. After,
-# it is a new parameter, so that a reference from before still has the integers. A call of the inner model alone
+# transformers loads a checkpoint compressed, and ModelCompressor.add_decompress_hook gives the outermost model a hook
+# that rewrites all quantized layers at its first call. Before, `weight` of an int8 checkpoint holds whole numbers up to
+# 127, without its scale, in a layer that is a plain Linear; norms and spectra read there are not those of the weights.
+# After, it is a new parameter, so that a reference from before still has the integers. A call of the inner model alone
 # (model.model) does not trigger the hook, and raises. Loaded with CompressedTensorsConfig(dequantize=True), weights are
 # floats from the start; activations that the checkpoint quantizes are then not quantized.
-# Small random models. PYTHON names a Python that has torch, transformers, pydantic and psutil; without it, they are
+# Small random models. PYTHON names a Python that has torch, transformers, accelerate and pydantic; without it, they are
 # installed. Fails when that is no longer so.
 set -eu
 folder=$(mktemp -d)
@@ -72,7 +72,7 @@ with torch.no_grad():
     model(ids)
 after = layer.weight.dtype, norm(layer.weight)
 replaced = layer.weight is not first and first.dtype == torch.int8
-print(f"{type(layer).__module__}.{type(layer).__name__} of the keys: its weights have norm {norm(true):.4g} before quantization")
+print(f"weights of keys, in {type(layer).__module__}.{type(layer).__name__}: norm {norm(true):.4g} before quantization")
 print(f"loaded: {before[0]}, norm {before[1]:.4g}; after a forward pass: {after[0]}, norm {after[1]:.4g}")
 print(f"model.model before the first forward pass raises: {raised}")
 

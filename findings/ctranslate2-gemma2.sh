@@ -3,10 +3,10 @@
 #
 # Its loader (Gemma2Loader) reads none of sliding_window, attn_logit_softcapping, final_logit_softcapping and
 # query_pre_attn_scalar, and raises or logs nothing. The other differences from Gemma are there: without these four, the
-# logits agree with those of transformers to single precision. Each of them is left out alone here. Loaders of later
+# logits agree with those of transformers to single precision. Here, each is set alone, and lost. Loaders of later
 # Gemmas read some. For logits or scores of a Gemma 2, use transformers.
-# Small random models. PYTHON names a Python that has torch and transformers; without it, they are installed.
-# Fails when that is no longer so.
+# Small random models. PYTHON names a Python that has torch and transformers; without it, they are installed. Fails when
+# that is no longer so.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

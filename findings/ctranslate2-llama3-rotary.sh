@@ -1,12 +1,12 @@
 #!/bin/sh
-# ctranslate2 4.8.5: a converted Llama 3.1 rotates as if its config had no rotary scaling; the converter accepts it silently.
+# ctranslate2 4.8.5: a converted Llama 3.1 has lost its rotary scaling, without a word.
 #
 # The converter saves the type "llama3" and its two bounds of frequency, but AttentionSpec stores a factor only for the
-# type "linear", and LlamaLoader passes no original length: the engine then divides frequencies by 1. The logits are those
-# of the same weights without scaling, to single precision, and depart from the true ones the more, the longer the text.
-# "linear" arrives. Compare a converted model with transformers, or set both values before it is saved, as below.
-# Small random models. PYTHON names a Python that has torch and transformers; without it, they are installed.
-# Fails when that is no longer so.
+# type "linear", and LlamaLoader passes no original length: the engine then divides frequencies by 1. The logits are
+# those of the same weights without scaling, to single precision, and depart from the true ones the more, the longer the
+# text. "linear" arrives. Compare a converted model with transformers, or set both values before it is saved, as below.
+# Small random models. PYTHON names a Python that has torch and transformers; without it, they are installed. Fails when
+# that is no longer so.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -73,7 +73,8 @@ class Repaired(TransformersConverter):
 
 def off(name, left, right):
     largest = abs(left - right).max(-1)[0]
-    print(f"{name}: logits off by {largest[:10].max():.2g} in the first 10 tokens, {largest[-10:].max():.2g} in the last 10")
+    first, last = largest[:10].max(), largest[-10:].max()
+    print(f"{name}: logits off by {first:.2g} in the first 10 tokens, {last:.2g} in the last 10")
     return largest.max()
 
 

@@ -4,8 +4,9 @@
 # NumPy has no bfloat16, so BF16 goes the way of the quantized types: `data` is uint8, and casting it to float raises no
 # error but gives integers from 0 to 255, as if a matrix had twice the columns. `shape` gives the true sizes, columns
 # first. `_build_tensors` of GGUFReader chooses the type. gguf.quants.dequantize(tensor.data, tensor.tensor_type) gives
-# float32 for all types of floats and blocks. PYTHON names a Python that has NumPy, PyYAML, requests and tqdm; without it,
-# they are installed. Fails when that is no longer so.
+# float32 for all types of floats and blocks.
+# PYTHON names a Python that has NumPy, PyYAML, requests and tqdm; without it, they are installed. Fails when that is no
+# longer so.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -38,7 +39,7 @@ for tensor in gguf.GGUFReader("weights.gguf").tensors:
     numbers = gguf.quants.dequantize(data, tensor.tensor_type)
     seen[tensor.name] = str(data.dtype), data.shape
     span = f"{data.astype(float).min():.3g} to {data.astype(float).max():.3g}"
-    print(f"{tensor.name}: shape {tensor.shape}, data {data.dtype} of {data.shape}, {span}; dequantized {numbers.shape}")
+    print(f"{tensor.name}, shape {tensor.shape}: {data.dtype} of {data.shape}, {span}; dequantized {numbers.shape}")
     assert numbers.shape == weights.shape
     assert numpy.abs(numbers - weights).max() < 0.01
 assert seen == {"F32": ("float32", (6, 4)), "F16": ("float16", (6, 4)), "BF16": ("uint8", (6, 8))}, seen

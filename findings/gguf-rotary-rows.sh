@@ -1,14 +1,14 @@
 #!/bin/sh
-# transformers 5.23.0, gguf 0.19.0: the query and key rows of a Llama in a GGUF file are not in the order of the loaded model.
+# gguf 0.19.0: GGUFReader gives the query and key rows of a Llama in another order than transformers loads them.
 #
 # llama.cpp rotates neighbouring dimensions of a Llama's head together, transformers the first half with the second. Its
-# converter therefore interleaves the rows of both matrices (LlamaModel.permute), and from_pretrained(gguf_file=...) puts
-# them back (LlamaTensorProcessor). Nothing in the file says so, and GGUFReader gives rows as they lie: the dimensions of
-# keys computed from them come in another order, and a rotation of halves pairs the wrong ones. Other architectures, such
-# as Qwen2, keep the order of the checkpoint. A Llama that one writes with GGUFWriter in that order loads without a word,
-# and as another model. Read the weights of the loaded model, and interleave rows before writing a Llama.
-# Small random models. PYTHON names a Python that has torch, transformers and accelerate; without it, they are installed.
-# Fails when that is no longer so.
+# converter therefore interleaves the rows of both matrices (LlamaModel.permute), and transformers 5.23.0 puts them back
+# on loading (LlamaTensorProcessor). Nothing in the file says so, and GGUFReader gives rows as they lie: the dimensions
+# of keys computed from them come in another order, and a rotation of halves pairs the wrong ones. Some architectures,
+# such as Qwen2, keep the order of the checkpoint. A Llama that one writes with GGUFWriter in that order loads without a
+# word, and as another model. Read the weights of the loaded model, and interleave rows before writing a Llama.
+# Small random models. PYTHON names a Python that has torch, transformers and accelerate; without it, they are
+# installed. Fails when that is no longer so.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -80,8 +80,8 @@ def seen(kind, config, arch, interleave):
     with torch.no_grad():
         off = (loaded(ids).logits - model(ids).logits).abs().max().item()
     order = "interleaved" if interleave else "of the checkpoint"
-    print(f"{arch}, rows {order}: {in_place.sum()} of {len(keys)} rows of the keys in the file are those of the loaded", end=" ")
-    print(f"model; logits off by {off:.2g}")
+    print(f"{arch}, rows {order}: {in_place.sum()} of {len(keys)} rows of the keys in the file", end=" ")
+    print(f"are those of the loaded model; logits off by {off:.2g}")
     return in_place.all().item(), off < 1e-4
 
 

@@ -1,13 +1,14 @@
 #!/bin/sh
 # torchao 0.18.0: after quantization to int8, double() and to(dtype) leave the weights as they are, and say nothing.
 #
-# The handler of `_to_copy` that all its tensors share (TorchAOBaseTensor, _implements_common_tensor_ops) moves them between
-# devices, and drops the dtype. Embeddings and norms turn to float64, so that model.dtype and the logits are float64; the
-# weights of linear layers still are int8 with scales in float32, and say float32. The products are then formed in
-# float64, so that the logits are an exact result of rounded weights: no reference for what quantization costs.
-# transformers refuses float() and half() for such a model, but not double(). Keep a copy from before quantization, and
-# turn that to float64. Small random models. PYTHON names a Python that has torch, transformers and accelerate; without
-# it, they are installed. Fails when that is no longer so.
+# The handler of `_to_copy` that all its tensors share (TorchAOBaseTensor, _implements_common_tensor_ops) moves them
+# between devices, and drops the dtype. Embeddings and norms turn to float64, so that model.dtype and the logits are
+# float64; the weights of linear layers still are int8 with scales in float32, and say float32. Their products are
+# formed in float64, so that the logits are those of the rounded weights in float64: no reference for what quantization
+# costs. transformers refuses float() and half() for such a model, but not double(). Keep a copy from before
+# quantization, and turn that to float64.
+# Small random models. PYTHON names a Python that has torch, transformers and accelerate; without it, they are
+# installed. Fails when that is no longer so.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -52,8 +53,9 @@ single = logits(quantized)
 quantized.double()
 weights = quantized.model.layers[0].self_attn.k_proj.weight
 double = logits(quantized)
-print(f"after double(): model.dtype {quantized.dtype}, logits {double.dtype}; the keys' weights are {type(weights).__name__},")
-print(f"dtype {weights.dtype}, data {weights.qdata.dtype}, scales {weights.scale.dtype}. Refused: {', '.join(refused)}")
+print(f"after double(): model.dtype {quantized.dtype}, logits {double.dtype}. Refused: {', '.join(refused)}")
+kind = f"{type(weights).__name__} of {weights.dtype}"
+print(f"weights of keys: {kind}, with data of {weights.qdata.dtype}, scales of {weights.scale.dtype}")
 
 true = logits(dense.double())
 rounded = LlamaForCausalLM.from_pretrained("model").eval().double()
@@ -62,7 +64,7 @@ for name, layer in quantized.named_modules():
         of_layer = rounded.get_submodule(name).weight
         of_layer.data = layer.weight.qdata.double() * layer.weight.scale.double()
 off = [(double - others).abs().max().item() for others in (true, logits(rounded), single)]
-print(f"spread of logits {true.std():.2g}; those after double() are off by {off[0]:.2g} from float64 without quantization,", end=" ")
+print(f"spread of logits {true.std():.2g}; off after double() by {off[0]:.2g} from those without quantization,")
 print(f"by {off[1]:.2g} from the integers times their scales in float64, by {off[2]:.2g} from before double()")
 assert quantized.dtype == double.dtype == torch.float64
 assert (weights.dtype, weights.qdata.dtype, weights.scale.dtype) == (torch.float32, torch.int8, torch.float32)

@@ -1,13 +1,13 @@
 #!/bin/sh
-# transformers 5.23.0: a Llama 3.1 loaded from a GGUF file has lost the scaling of its rotary frequencies, without a word.
+# transformers 5.23.0: a Llama 3.1 loaded from a GGUF file has lost its rotary scaling, without a word.
 #
 # GGUF has no rotary scaling of the type "llama3": llama.cpp's converter writes the divisors of frequencies as a tensor,
-# rope_freqs.weight (LlamaModel.generate_extra_tensors). load_gguf_checkpoint maps no key to rope_parameters for a Llama,
-# and passes over tensors that no parameter takes. The weights are right, and the config says rope_type "default"; logits
-# depart from the true ones the more, the longer the text. Take the config from the checkpoint before its conversion, and
-# pass it: from_pretrained(..., gguf_file=..., config=config).
-# Small random models. PYTHON names a Python that has torch, transformers and accelerate; without it, they are installed.
-# Fails when that is no longer so.
+# rope_freqs.weight (LlamaModel.generate_extra_tensors). load_gguf_checkpoint reads no scaling for a Llama, and passes
+# over tensors that no parameter takes. The weights are right, and the config says rope_type "default"; logits depart
+# from the true ones the more, the longer the text. Take the config from the checkpoint before its conversion, and pass
+# it: from_pretrained(..., gguf_file=..., config=config).
+# Small random models. PYTHON names a Python that has torch, transformers and accelerate; without it, they are
+# installed. Fails when that is no longer so.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
