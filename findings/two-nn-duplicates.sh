@@ -6,7 +6,7 @@
 # TwoNN._twonn leaves out the twins but not the points near them, for which the second neighbour is no further than the
 # first. compute_id_2NN takes the ratio of a twin for an infinite one; remove_zero_dists(), which the warning names
 # first, makes it huge instead: 0.06. Drop repeats before: numpy.unique(points, axis=0) or remove_identical_points().
-# dadapy needs numpy < 2, jax 0.4.30, a C compiler and Python 3.10 to 3.12: a Python of its own is made.
+# dadapy needs numpy < 2, jax 0.4.30, a C compiler and Python 3.11 or 3.12: a Python of its own is made.
 # Fails when that is no longer so.
 set -eu
 folder=$(mktemp -d)
