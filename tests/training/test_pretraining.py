@@ -25,7 +25,8 @@ from waiting import PATIENCE
 from analysis_book import training
 from analysis_book.training import Pretraining, loop, pretrain, pretraining, runs
 from analysis_book.training import settings as run_settings
-from analysis_book.training.pretraining import mask_tokens, spread
+from analysis_book.training.pretraining import mask_tokens
+from analysis_book.training.settings import spread
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.files import SEAL
 
@@ -104,6 +105,14 @@ def test_checkpoints_are_dense_early(steps):
         assert max(gaps[:10]) < min(gaps[10:])
 
 
+def test_further_steps_are_kept_up_to_the_last():
+    settings = Pretraining(steps=500, also_kept=(7, 1, 5, 600))
+    assert settings.checkpoints == sorted({*spread(500), 1, 7})
+    assert settings.identity()["settings"]["checkpoints"] == settings.checkpoints
+    # Without them, a run is what it was before they could be given.
+    assert "also_kept" not in Pretraining().identity()["settings"]
+
+
 # --- A run ----------------------------------------------------------------------------------------
 
 
@@ -157,8 +166,7 @@ def test_a_run_is_the_same_twice_and_another_with_another_seed(run, tiny, tmp_pa
 
 
 def test_what_is_kept_does_not_change_what_is_learned(run, tiny, tmp_path, monkeypatch):
-    for module in (pretraining, run_settings):
-        monkeypatch.setattr(module, "spread", lambda steps: [1, steps])
+    monkeypatch.setattr(run_settings, "spread", lambda steps: [1, steps])
     other = pretrain(tmp_path / "run", tiny)
     table = losses(other)
     assert table["step"][table["held_out"].notna()].tolist() == [1, 12]
@@ -536,6 +544,9 @@ def test_who_cannot_train_it_leaves_no_folder(tiny, tmp_path, arguments, words):
         ({"learning_rate": math.nan}, "learning_rate is nan"),
         ({"warmup": 1.0}, "warmup is 1.0"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
+        ({"also_kept": "12"}, "also_kept is '12': give a list of steps"),
+        ({"also_kept": [1, 2.5]}, "a step of also_kept is 2.5"),
+        ({"also_kept": [0]}, "a step of also_kept is 0"),
     ],
 )
 def test_settings_that_make_no_sense(changes, words):

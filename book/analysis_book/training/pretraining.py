@@ -32,7 +32,6 @@ from analysis_book.training.settings import (
     left_by,
     require_sizes,
     seal_path,
-    spread,
     state_path,
     table_path,
 )
@@ -241,7 +240,7 @@ def _batch(
 def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
     table = table_path(folder, seed)
     sealed = seal_path(folder, table.stem)
-    wanted = left_by(seed, spread(settings.steps))
+    wanted = left_by(seed, settings.checkpoints)
     with files.alone(folder / f".seed_{seed}.lock"), files.writing(folder), loop.isolated(device):
         # Once more if a checkpoint from before an interruption turns out to be gone.
         while (gone := store.lost(sealed, *wanted)) or not finished(table):
@@ -438,7 +437,7 @@ class _Run:
             shutil.rmtree(left, ignore_errors=True)
         parts = {"model": self.model, "adam": self.adam, "schedule": self.schedule}
         log = loop.TrainingLog(table_path(self.folder, self.seed), COLUMNS, self.device, **parts)
-        kept = spread(self.settings.steps)
+        kept = self.settings.checkpoints
         size = self.settings.batch * self.settings.length
         for step in log.remaining(self.settings.steps, f"seed {self.seed}", first=0):
             rate = self.schedule.get_last_lr()[0] if step else 0.0

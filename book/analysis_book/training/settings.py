@@ -3,7 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -146,6 +146,8 @@ class Pretraining:
         learning_rate: the peak of AdamW's; it rises and falls linearly, as BERT's does.
         warmup: the share of the steps in which the rate rises.
         weight_decay: of matrices; biases and norms have none.
+        also_kept: steps at which the weights are kept besides those of :func:`spread`; those
+            beyond the last step are none.
     """
 
     data: str = "wikipedia:paragraphs"
@@ -160,6 +162,7 @@ class Pretraining:
     learning_rate: float = 5e-4
     warmup: float = 0.05
     weight_decay: float = 0.01
+    also_kept: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         require_text("data", self.data, "a name of `datasets`, file.csv:COLUMN or lines.txt")
@@ -182,10 +185,22 @@ class Pretraining:
                 )
         require_sizes(self, steps=1, batch=1, length=8, vocabulary=len(SPECIAL))
         require_rates(self)
+        if not isinstance(self.also_kept, Sequence) or isinstance(self.also_kept, str):
+            raise AnalysisError(
+                f"also_kept is {shown(self.also_kept)}: give a list of steps, as in [1, 2, 5]"
+            )
+        for step in self.also_kept:
+            require_whole("a step of also_kept", step, 1)
         if require_number("warmup", self.warmup, least=0) >= 1:
             raise AnalysisError(
                 f"warmup is {self.warmup}: give a share of the steps, from 0 to below 1"
             )
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps at which the weights are kept, in order."""
+        further = {step for step in self.also_kept if step <= self.steps}
+        return sorted(further.union(spread(self.steps)))
 
     def identity(self) -> dict:
         """All that decides the weights of a run, except its seed: settings, data and versions."""
@@ -194,7 +209,8 @@ class Pretraining:
         for name in ("cased", "tokenizer"):
             if not settings[name]:
                 del settings[name]
-        settings["checkpoints"] = spread(self.steps)
+        del settings["also_kept"]
+        settings["checkpoints"] = self.checkpoints
         settings["version"] = PRETRAINING
         identity = {"settings": settings, "data": corpora.data_identity(self.data)}
         if self.tokenizer:
