@@ -148,7 +148,10 @@ class Synthesis(SphinxDirective):
             rows = rows[[name == named["on"] for name in about(rows)]]
         if len(rows) != 1 or rows["verdict"].item() != named["verdict"]:
             raise LookupError(named[0][1:-1])
-        return format(rows["value"].item(), named["form"] or ".2f")
+        value = rows["value"].item()
+        if named["form"] == "negated":
+            return format(-value, ".2f")
+        return format(value, named["form"] or ".2f")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
