@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from analysis_book.atlas.sizes import related_configuration
-from analysis_book.atlas.small import BATCH, MOST_PATCHES, SIDE, read_by, readable_input, running
+from analysis_book.atlas.small import (
+    BATCH,
+    MOST_PATCHES,
+    SIDE,
+    NotBuiltError,
+    read_by,
+    readable_input,
+    running,
+)
 
 # What `small` reads of them.
 READ = {
@@ -56,6 +64,11 @@ def test_sizes_are_known_by_the_ends_of_their_names():
     assert related_configuration("rt_detr").num_queries <= SIDE**2
 
 
+def test_sizes_of_types_that_run_by_themselves_are_not_touched():
+    # Windows of two patches are those of its row in the table.
+    assert running("swin").model.config.window_size == 2
+
+
 @pytest.mark.parametrize("name", ["hunyuan_v1_dense", "esmc", "luke", "vitpose", "mimi"])
 def test_types_whose_sizes_hang_together_run(name):
     small = running(name)
@@ -82,5 +95,5 @@ def test_images_of_too_many_patches_are_not_tried():
     model = running("vit").model
     model.config.image_size = 1024
     assert (model.config.image_size // model.config.patch_size) ** 2 > MOST_PATCHES
-    with pytest.raises(Exception, match="its input is unknown"):
+    with pytest.raises(NotBuiltError, match="its input is unknown"):
         readable_input(model)

@@ -138,7 +138,7 @@ _SWIN = {
     "embed_dim": 16,
     "depths": [2, 2, 6, 2],
     "num_heads": [1, 1, 2, 2],
-    "window_size": 3,
+    "window_size": 2,
 }
 _HIERA = {
     "hidden_size": 16,
@@ -300,8 +300,6 @@ def _shrunk(settings: dict) -> dict:
 
 # --- Sizes that hang together ---------------------------------------------------------------------
 
-# Layers of each stage of an image model.
-_DEPTHS = ("depths", "num_block_repeats")
 # More sizes, some of which would change the small models of types that run without them.
 _FURTHER = {
     "num_queries": 10,
@@ -383,7 +381,8 @@ def _related(settings: dict, default: dict, widths: set[int]) -> dict:
 def _smaller(name: str, value: object, widths: set[int]) -> object:
     """A size by its name, or by the end of it, or because it equals a width."""
     if isinstance(value, list | tuple):
-        if name in _DEPTHS:
+        if name == "depths":
+            # Layers of each stage of an image model.
             return [min(depth, SIZES[_LAYERS]) for depth in value]
         return [_smaller(name, item, widths) for item in value]
     if type(value) is not int or name in SIZES or name.endswith(("_id", "_index")):
