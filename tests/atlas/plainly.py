@@ -67,7 +67,8 @@ def around_blocks(model, inputs) -> tuple[list, list]:
     output = call(model, inputs, output_hidden_states=True)
     for hook in hooks:
         hook.remove()
-    if "hidden_states" not in output:
+    of_stacks = [name for name in output if name.endswith("hidden_states")]
+    if of_stacks != ["hidden_states"]:
         raise NotKnownError("stacks")
     return output, read, gave
 
