@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from planted_notebooks import write
 
 from analysis_book.build import listing
@@ -122,3 +123,21 @@ def test_a_page_is_found_by_its_name_in_a_clone_or_installed(tmp_path, monkeypat
     own.parent.mkdir()
     own.write_text("{}")
     assert located(own) == own
+
+
+BOOK = Path(__file__).parents[2] / "book"
+
+
+@pytest.mark.parametrize("profile", ["default", "paper"])
+def test_a_page_with_a_model_of_its_own_names_it_in_the_profile(profile):
+    """What a profile sets on all pages would make it read a model that it does not fit."""
+    chosen = yaml.safe_load((BOOK / "parameters" / f"{profile}.yml").read_text(encoding="utf-8"))
+    missing = []
+    for path in sorted(BOOK.glob("*/*.ipynb")):
+        page = path.relative_to(BOOK).with_suffix("").as_posix()
+        own = notebook_parameters(path)
+        for name in {"model", "data"} & own.keys():
+            is_other = own[name].default not in ("minilm", "wikipedia", "wikipedia:short", "")
+            if is_other and name not in chosen.get(page, {}):
+                missing.append(f"{page}: {name}")
+    assert not missing
