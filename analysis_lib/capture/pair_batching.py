@@ -43,7 +43,8 @@ def _refuse_several(loaded: LoadedModel, item: Captioned) -> None:
     inputs = _arguments(loaded, item)
     alone = _arguments(loaded, Captioned(item.media[:1], item.text))
     reason = "it has no more tokens for them than for one"
-    if _tokens_of_media(loaded, inputs) > _tokens_of_media(loaded, alone):
+    of_all, of_one = (_of_medium(loaded.processor, each["input_ids"]) for each in (inputs, alone))
+    if of_all.sum() > of_one.sum():
         try:
             with torch.inference_mode():
                 loaded.model(**inputs)
@@ -56,11 +57,9 @@ def _refuse_several(loaded: LoadedModel, item: Captioned) -> None:
     )
 
 
-def _tokens_of_media(loaded: LoadedModel, inputs: Mapping[str, Tensor | bool]) -> int:
-    """The number of tokens that the features of images or sounds replace."""
-    ids = inputs["input_ids"]
-    medium_ids = torch.tensor(loaded.processor.medium_ids, device=ids.device)
-    return int(torch.isin(ids, medium_ids).sum())
+def _of_medium(reader: PairReader, ids: Tensor) -> Tensor:
+    """True at the tokens that the features of images or sounds replace."""
+    return torch.isin(ids, torch.tensor(reader.medium_ids, device=ids.device))
 
 
 def _arguments(loaded: LoadedModel, item: Captioned) -> dict[str, Tensor | bool]:
@@ -185,7 +184,7 @@ def _types(loaded: LoadedModel, reader: PairReader, ids: Tensor, item: Captioned
     between and around them, and special tokens beside them, are ``image_special``.
     """
     types = _of_pairs(loaded.token_types(ids, _is_special(reader, ids)))
-    is_medium = torch.isin(ids, torch.tensor(reader.medium_ids, device=ids.device))
+    is_medium = _of_medium(reader, ids)
     is_added = _added(reader, ids, item, loaded.end_ids) & ~is_medium
     name = "image" if reader.medium == "image" else "sound"
     types[is_added] = PAIR_TYPES.index("image_special")

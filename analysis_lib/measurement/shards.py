@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from analysis_lib import capture
-from analysis_lib.capture.activations import SPACES
 from analysis_lib.capture.given import FolderSpec, GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Changes
@@ -240,8 +239,8 @@ class Summing:
         self._metrics = metrics
         self._report = report
         self.needs = frozenset().union(*(metric.needs for metric in metrics))
-        self._of_vectors = [metric for metric in metrics if metric.needs <= {*SPACES}]
-        self._others = [metric for metric in metrics if not metric.needs <= {*SPACES}]
+        self._of_vectors = [metric for metric in metrics if metric.needs <= {*capture.SPACES}]
+        self._others = [metric for metric in metrics if not metric.needs <= {*capture.SPACES}]
         self._joining = Joining(self._receive_vectors)
 
     def receive(self, activations: capture.Activations) -> None:

@@ -62,8 +62,9 @@ class Sums(Mapping[Key, GroupSums]):
         self._block_of: dict[Key, _Block | None] = {}
         self._blocks: dict[tuple, _Block] = {}
         self._waiting: dict[tuple, _Waiting] = {}
-        # The memory that waiting values hold: bytes by address.
-        self._held: dict[int, int] = {}
+        # The memory that waiting values hold: where it lies, and its bytes.
+        self._held: set[int] = set()
+        self._bytes = 0
         for key, (groups, values) in (sums or {}).items():
             of_key = torch.as_tensor(values)
             of_key = of_key.unsqueeze(1)
@@ -103,8 +104,10 @@ class Sums(Mapping[Key, GroupSums]):
         waiting.values.append(alone)
         for part in alone:
             storage = part.untyped_storage()
-            self._held[storage.data_ptr()] = storage.nbytes()
-        if sum(self._held.values()) > MOST_WAITING:
+            if storage.data_ptr() not in self._held:
+                self._held.add(storage.data_ptr())
+                self._bytes += storage.nbytes()
+        if self._bytes > MOST_WAITING:
             self.settle()
 
     def settle(self) -> None:
@@ -125,7 +128,8 @@ class Sums(Mapping[Key, GroupSums]):
                         some = values[:, of_block]
                     block.add(keys, some, owners)
         self._waiting = {}
-        self._held = {}
+        self._held = set()
+        self._bytes = 0
 
     def _block(self, key: Key, alike: tuple, values: Tensor, owners: Owners) -> "_Block":
         if self._block_of[key] is None:

@@ -419,7 +419,7 @@ def _sounds(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     config = model.config
     bins = [getattr(config, name) for name in BINS if hasattr(config, name)] or [80]
     frames = 2 * (getattr(config, "max_source_positions", None) or 0)
-    frames = frames or getattr(config, "max_length", None) or 100
+    frames = frames or getattr(config, "max_length", None) or FRAMES
     wave = torch.sin(torch.arange(SECOND) / 20)
     waves = torch.stack([wave / (1 + index) for index in range(BATCH)])
     decoder = {"decoder_input_ids": torch.full((BATCH, TOKENS), 3)}
