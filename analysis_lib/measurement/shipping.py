@@ -4,6 +4,7 @@ Example: ``shipped("mpnet-base")``.
 """
 
 import json
+import logging
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from analysis_lib import files
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError, near_names, require_text
-from analysis_lib.measurement.tables import LazyTables
+from analysis_lib.measurement.tables import LazyTables, Tables
 from analysis_lib.measurement.versions import formulas, is_current
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
@@ -123,6 +124,27 @@ def shipped(model: str) -> Shipped:
         near = near_names(model, descriptions("run.json"))
         raise AnalysisError(f"no measurement of {model} comes with the book: {near}")
     return Shipped(home() / model)
+
+
+def with_shipped(tables: Tables, names: Iterable[str]) -> dict[str, Tables | Shipped]:
+    """A measurement, and those shipped of other models on the same corpus, by the model's title.
+
+    Args:
+        tables: what was measured.
+        names: of shipped measurements, see :func:`shipped`; those of another corpus, or of the same
+            model, are left out.
+    """
+    every: dict[str, Tables | Shipped] = {tables.title: tables}
+    for name in names:
+        other = shipped(name)
+        same_data = other.run["data"] == tables.run["data"]
+        same_model = other.run["model"] == tables.run["model"]
+        if same_model or not same_data:
+            continue
+        if other.code_warning:
+            logging.getLogger(__name__).warning("note: %s", other.code_warning)
+        every[title(other.run["model"])] = other
+    return every
 
 
 def without_intervals(measurement: str, *tables: str) -> None:

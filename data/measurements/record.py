@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_book.figures.exploring import rows_of
-from analysis_book.papers import causes, cones, long_texts, maruta, sentences, spikes
+from analysis_book.papers import causes, cones, long_texts, sentences, spikes
 from analysis_book.papers.fosse import directions, trials
 from analysis_book.papers.fosse.splits import splits
 from analysis_book.papers.geometry import headlines
@@ -344,7 +344,8 @@ def causes_dimensions() -> None:
     some = load_corpus("wikipedia:short", limit=100, seed=0)
     longer = load_corpus("wikipedia", limit=60, seed=0)
     few = load_corpus("wikipedia", limit=20, seed=0)
-    names = [*maruta.TABLES, "cosine_by_dimension"]
+    names = "dimension_means,outlier_dimensions,attention_by_token_type,attention_entropy,"
+    names += "score_contributions,cosine_by_dimension"
     tables = {
         "minilm": measure(load_model("minilm"), short, names),
         "mpnet-base": shipped("mpnet-base"),

@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 
 from analysis_book import figures
 from analysis_book.figures import exploring, style
-from analysis_book.figures.tables import NAMES
+from analysis_book.figures.tables import TYPE_NAMES
 from analysis_lib.corpora.token_types import (
     ANSWER_TYPES,
     CONVERSATION_TYPES,
@@ -104,8 +104,8 @@ def test_a_heat_map_and_its_numbers_are_as_they_were_on_a_dark_page():
 
 def test_each_type_of_token_has_a_colour_of_its_own_by_either_name():
     colours = figures.TYPE_COLOURS
-    assert len({colours[kind] for kind in NAMES}) == len(NAMES)
-    for kind, name in NAMES.items():
+    assert len({colours[kind] for kind in TYPE_NAMES}) == len(TYPE_NAMES)
+    for kind, name in TYPE_NAMES.items():
         assert colours[kind] == colours[name]
         assert contrast(colours[kind], "white") > 3
         dark = style.DARK_INKS.get(f"stroke: {colours[kind]}", colours[kind])
@@ -143,7 +143,7 @@ def test_every_notebook_draws_types_of_tokens_in_their_colours():
 
 
 def test_views_draw_types_of_tokens_in_the_colours_of_figures():
-    colours = dict(zip(NAMES, exploring.LOOKS[0], strict=True))
+    colours = dict(zip(TYPE_NAMES, exploring.LOOKS[0], strict=True))
     # The ink of the page in place of black.
     assert colours.pop("all") == "currentColor"
     assert colours == {kind: figures.TYPE_COLOURS[kind] for kind in colours}

@@ -18,7 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 from analysis_book import figures
 from analysis_book.figures import exploring
 from analysis_book.figures import view as viewing
-from analysis_book.figures.exploring import ARMS, NAMES, rows_of
+from analysis_book.figures.exploring import ARMS, TYPE_NAMES, rows_of
 from analysis_book.figures.style import COLOURS
 from analysis_book.figures.view import SCRIPT, as_csv, short
 from analysis_book.papers import maruta
@@ -206,7 +206,7 @@ def test_what_is_too_large_for_a_page_loses_dimensions_then_intervals_and_is_ref
 
 
 def test_types_of_tokens_are_called_as_on_the_pages():
-    assert NAMES == maruta.NAMES
+    assert TYPE_NAMES == maruta.TYPE_NAMES
 
 
 def test_numbers_are_short():
@@ -486,7 +486,7 @@ def test_every_number_of_the_view_of_dimensions_is_that_of_the_tables(window, sa
     first, second, third = (figure.locator(".panels > div").nth(i) for i in range(3))
     scores = tables()["score_contributions"].query("head == 3 and key_type != 'all'")
     wide = scores.pivot(index=["layer", "dimension"], columns="key_type", values="contribution")
-    beyond = wide.sub(wide["other"], axis=0).rename(columns=NAMES)
+    beyond = wide.sub(wide["other"], axis=0).rename(columns=TYPE_NAMES)
     listed = (
         scores.query("layer == 2")
         .groupby("dimension")["contribution"]
@@ -506,7 +506,7 @@ def test_every_number_of_the_view_of_dimensions_is_that_of_the_tables(window, sa
         expected = beyond.loc[(int(point["attention layer"]), 7), point["type"]]
         assert read(point["number"]) == pytest.approx(expected, rel=1e-3, abs=2e-5)
     bars = {(bar["done"], bar["type"]): read(bar["number"]) for bar in labelled(third)}
-    known = effects().query("dimension == 7").replace({"arm": ARMS, "key_type": NAMES})
+    known = effects().query("dimension == 7").replace({"arm": ARMS, "key_type": TYPE_NAMES})
     assert bars == {(row.arm, row.key_type): row.effect for row in known.itertuples()}
 
 
@@ -681,7 +681,7 @@ def test_dimensions_are_chosen_together_by_a_drag_or_by_their_numbers_and_their_
             "layer == 2 and head == 3 and dimension in @dimensions"
         )
         by_type = scores.groupby("key_type")["contribution"].sum()
-        return [f"{NAMES[kind]} {told(by_type[kind])}" for kind in TYPES]
+        return [f"{TYPE_NAMES[kind]} {told(by_type[kind])}" for kind in TYPES]
 
     chosen = listed[1:4]
     text = said(figure, f"Sum of their Cⱼ of a key: {'; '.join(sums(chosen))}.")

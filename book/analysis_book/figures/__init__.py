@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         themed,
         whole_numbers,
     )
-    from analysis_book.figures.tables import Table
+    from analysis_book.figures.tables import TYPE_NAMES, Table
     from analysis_book.figures.verdicts import OUTCOMES, SCOPES, Verdicts
     from analysis_book.figures.view import View
     from analysis_book.figures.weights import moved_by_rounding

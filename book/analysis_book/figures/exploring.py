@@ -6,23 +6,23 @@ import altair as alt
 import pandas as pd
 
 from analysis_book.figures.style import COLOURS
-from analysis_book.figures.tables import NAMES
+from analysis_book.figures.tables import TYPE_NAMES
 from analysis_book.figures.view import INK, Control, View, as_csv, short, steps
 from analysis_lib.errors import AnalysisError
 
 Tables = Mapping[str, pd.DataFrame]
 Measured = Tables | Mapping[str, Tables]
-TYPES = [name for name in NAMES if name != "all"]
-# Of the points of each, in the order of NAMES.
+TYPES = [name for name in TYPE_NAMES if name != "all"]
+# Of the points of each, in the order of TYPE_NAMES.
 LOOKS = [*COLOURS, INK], ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
 # What a heat map can show, by column.
 QUANTITIES = {
-    **{f"weight_{kind}": f"Attention to {NAMES[kind]}, per key" for kind in TYPES},
+    **{f"weight_{kind}": f"Attention to {TYPE_NAMES[kind]}, per key" for kind in TYPES},
     "entropy": "Attention entropy, normalised",
     "query": "Average cosine of the queries",
     "key": "Average cosine of the keys",
     "value": "Average cosine of the values",
-    **{f"score_{kind}": f"Cⱼ of one dimension, keys: {NAMES[kind]}" for kind in TYPES},
+    **{f"score_{kind}": f"Cⱼ of one dimension, keys: {TYPE_NAMES[kind]}" for kind in TYPES},
 }
 # What a view of dimensions can show: by the beginning of its columns, which are lists.
 AMOUNTS = {
@@ -474,7 +474,7 @@ def _data(
         )
         changes = [f"effect_{kind}" for kind in TYPES if f"effect_{kind}" in effects]
         made["of_effects"] = "effects", [*steps(*here), folded(changes), *ends]
-    kind = f"{NAMES}[split(datum.quantity, '_')[1] || 'all']"
+    kind = f"{TYPE_NAMES}[split(datum.quantity, '_')[1] || 'all']"
     every = steps("isValid(datum.number)", part="split(datum.quantity, '_')[0]", type=kind)
     data = []
     for name, (source, transform) in made.items():
@@ -559,7 +559,7 @@ def _by_type(
 ) -> alt.LayerChart:
     """A bar with its interval for each type of key, and for each arm."""
     base = _chart("numbers", chosen).transform_calculate(done=f"{ARMS}[datum.arm] || '{DONE[0]}'")
-    y = alt.Y("type:N", title=None, sort=[*NAMES.values()])
+    y = alt.Y("type:N", title=None, sort=[*TYPE_NAMES.values()])
     base = base.encode(y, alt.YOffset("done:N", sort=DONE))
     scale = alt.Scale(domain=DONE, range=[COLOURS[0], COLOURS[4]])
     legend = alt.Legend(title=None, columns=1, labelLimit=0) if arms else None
@@ -588,9 +588,9 @@ def _points(
         among: the condition of others that have an outline, too.
     """
     kinds = {column.partition("_")[2] or "all" for column in columns}
-    values = [name for kind, name in NAMES.items() if kind in kinds]
+    values = [name for kind, name in TYPE_NAMES.items() if kind in kinds]
     legend = alt.Legend(title=None, columns=3, values=values)
-    domain = [*NAMES.values()]
+    domain = [*TYPE_NAMES.values()]
     colours, shapes = (alt.Scale(domain=domain, range=look) for look in LOOKS)
     color = alt.Color("type:N", scale=colours, legend=legend)
     shape = alt.Shape("type:N", scale=shapes, legend=legend)

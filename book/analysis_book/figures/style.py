@@ -13,7 +13,7 @@ from matplotlib import font_manager, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis_book.figures.tables import NAMES, OTHER_NAMES
+from analysis_book.figures.tables import OTHER_NAMES, TYPE_NAMES
 
 # Fonts with Chinese, Japanese and Korean characters.
 SCRIPTS = (
@@ -28,7 +28,7 @@ SCRIPTS = (
 COLOURS = ("#0173b2", "#d55e00", "#b56bab", "#029e73", "#8c8c8c")
 # The colour of each type of token in every figure, as the ``palette`` of seaborn's functions: by
 # its name in tables, such as ``cls``, and by that which a reader sees, such as ``[CLS]``.
-TYPE_COLOURS = dict(zip(NAMES, (*COLOURS, "#000000"), strict=True))
+TYPE_COLOURS = dict(zip(TYPE_NAMES, (*COLOURS, "#000000"), strict=True))
 # Types that stand in one table have colours of their own.
 _BLUE, _ORANGE, _, _GREEN, _ = COLOURS
 _OTHER_COLOURS = (
@@ -37,7 +37,7 @@ _OTHER_COLOURS = (
     *("#9a6324", "#5b4a8a", "#00798c", "#a8326f", "#6b7a00"),
 )
 TYPE_COLOURS |= dict(zip(OTHER_NAMES, _OTHER_COLOURS, strict=True))
-_NAMES = NAMES | OTHER_NAMES
+_NAMES = TYPE_NAMES | OTHER_NAMES
 TYPE_COLOURS |= {_NAMES[kind]: colour for kind, colour in TYPE_COLOURS.items()}
 # The ink of a figure, and what stands for it on a dark page. The edge of a marker is the ground.
 # Seaborn writes on bright cells of a heat map in #262626, which stays.

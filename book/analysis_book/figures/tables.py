@@ -7,8 +7,8 @@ import pandas as pd
 
 from analysis_book.figures.markup import plain
 
-# Types of tokens as a reader would write them, in the order of legends: ``.replace(NAMES)``.
-NAMES = {
+# Types of tokens as a reader would write them, in the order of legends: ``.replace(TYPE_NAMES)``.
+TYPE_NAMES = {
     "cls": "[CLS]",
     "sep": "[SEP]",
     "first": "first token",

@@ -1,6 +1,5 @@
 """Maruta and Matsuzaki (2024): outlier dimensions decide where attention goes."""
 
-import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,22 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis_book.figures.tables import NAMES as NAMES
 from analysis_book.papers.counts import exact
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import Chosen, Ratio, Shipped, Tables, TableSet, shipped
+from analysis_lib.measurement import Chosen, Ratio, TableSet
 from analysis_lib.metrics.dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.metrics.intervals import Estimate
-from analysis_lib.models import TOKEN_TYPES, title
-
-# What the pages measure: in one pass, which they share.
-TABLES = (
-    "dimension_means",
-    "outlier_dimensions",
-    "attention_by_token_type",
-    "attention_entropy",
-    "score_contributions",
-)
+from analysis_lib.models import TOKEN_TYPES
 
 
 def named_layers(depth: int) -> dict[str, list[int]]:
@@ -67,21 +56,6 @@ def leads(values: pd.DataFrame, types: Iterable[str]) -> pd.DataFrame:
     rest = rest.dropna(axis=1, how="all")
     excess = {key_type: rest.rsub(values[key_type], axis=0) for key_type in types}
     return pd.concat(excess, axis=1)
-
-
-def beside(tables: Tables, names: Iterable[str]) -> dict[str, Tables | Shipped]:
-    """A measurement, and those shipped of other models on the same corpus, by the model's title."""
-    every: dict[str, Tables | Shipped] = {tables.title: tables}
-    for name in names:
-        other = shipped(name)
-        same_data = other.run["data"] == tables.run["data"]
-        same_model = other.run["model"] == tables.run["model"]
-        if same_model or not same_data:
-            continue
-        if other.code_warning:
-            logging.getLogger(__name__).warning("note: %s", other.code_warning)
-        every[title(other.run["model"])] = other
-    return every
 
 
 # --- Dimensions
