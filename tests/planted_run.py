@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from analysis_book.papers.godey.dynamics import Dynamics, heads_shown
+from analysis_book.training.dynamics import Dynamics, heads_shown
 
 STEPS = (0, 10, 100, 1000)
 LAYERS, HEADS, WIDTH = 6, 3, 8

@@ -17,7 +17,6 @@ from analysis_book.papers import claims
 from analysis_book.papers.fosse.splits import splits
 from analysis_book.papers.fosse.trials import trials
 from analysis_book.papers.geometry import geometry_of, headline_differences, headlines, references
-from analysis_book.papers.godey.dynamics import dynamics
 from analysis_book.training import (
     Pretraining,
     accuracy,
@@ -29,6 +28,7 @@ from analysis_book.training import (
     run_identity,
     self_attention,
 )
+from analysis_book.training.dynamics import dynamics
 from analysis_book.training.recipes import train
 from analysis_lib import (
     AnalysisError,

@@ -206,7 +206,7 @@ def nothing_is_measured(monkeypatch) -> None:
         "analysis_lib.measure",
         "analysis_lib.measure_vectors",
         "analysis_lib.compare",
-        "analysis_book.papers.godey.dynamics.dynamics",
+        "analysis_book.training.dynamics.dynamics",
         "analysis_book.papers.fosse.trials.trials",
         "analysis_book.build.reports.load_model",
         "analysis_book.training.recipes._train",

@@ -30,12 +30,12 @@ def test_what_the_cells_import_of_the_book_counts_and_nothing_else():
     )
     assert not alone
     one = imported("from analysis_book.papers import maruta")
-    assert {"papers/maruta.py", "figures/tables.py"} <= one
+    assert {"papers/maruta.py", "papers/counts.py"} <= one
     assert "papers/claims.py" not in one
     # By the name that the whole package offers, and with all that it imports.
     assert {"papers/claims.py", "figures/views.js"} <= imported("from analysis_book import claims")
     assert "figures/theme.mplstyle" in imported("from analysis_book import figures")
-    assert "papers/godey/dynamics.py" in imported(
+    assert "training/dynamics.py" in imported(
         "from analysis_book.papers.godey.alignment import alignment"
     )
 

@@ -12,9 +12,8 @@ import pytest
 from analysis_book.papers import causes
 from analysis_book.papers.fosse import trials
 from analysis_book.papers.fosse.splits import splits
-from analysis_book.papers.godey import dynamics
-from analysis_book.papers.godey.dynamics import METRICS, Dynamics
-from analysis_book.training import pretrain
+from analysis_book.training import dynamics, pretrain
+from analysis_book.training.dynamics import METRICS, Dynamics
 from analysis_book.training.runs import RUNS
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.capture.interventions import Replace

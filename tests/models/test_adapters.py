@@ -16,8 +16,8 @@ import transformers
 from reference import Reference, assert_agree
 from torch import nn
 
-from analysis_book.papers.godey.dynamics import dynamics
 from analysis_book.training import checkpoints
+from analysis_book.training.dynamics import dynamics
 from analysis_lib import AnalysisError, compare, load_model, measure
 from analysis_lib.models.loading import revision_of
 

@@ -3,14 +3,13 @@
 import pytest
 
 from analysis_book.papers.fosse import trials
-from analysis_book.papers.godey import several_runs
-from analysis_book.papers.godey.dynamics import DESCRIPTION
+from analysis_book.training.dynamics import DESCRIPTION, load_runs
 from analysis_lib.measurement import shipped, shipping
 
 
 @pytest.mark.parametrize("run", sorted(shipping.descriptions(DESCRIPTION)))
 def test_a_run_of_training_is_shown_as_today_s_code_gives_it(run):
-    (measured,) = several_runs.load_runs([run]).values()
+    (measured,) = load_runs([run]).values()
     assert measured.code_warning == ""
 
 

@@ -19,8 +19,7 @@ import torch
 import transformers
 from waiting import PATIENCE
 
-from analysis_book.papers.godey import dynamics
-from analysis_book.training import GeometryCallback, checkpoints
+from analysis_book.training import GeometryCallback, checkpoints, dynamics
 from analysis_book.training.runs import losses
 from analysis_lib import AnalysisError, measure
 

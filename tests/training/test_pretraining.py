@@ -828,7 +828,7 @@ def test_losses_that_are_none_are_one_line(content, run, copied):
 def test_checkpoints_of_different_sizes_are_refused(tmp_path):
     import tiny as models
 
-    from analysis_book.papers.godey.dynamics import dynamics
+    from analysis_book.training.dynamics import dynamics
 
     models.save(tmp_path / "run" / "checkpoint-1", "bert")
     models.save(tmp_path / "run" / "checkpoint-2", "bert", num_hidden_layers=2)

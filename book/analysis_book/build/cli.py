@@ -202,7 +202,7 @@ def _add_dynamics(commands: Commands) -> None:
 
 
 def _dynamics(options: argparse.Namespace) -> None:
-    from analysis_book.papers.godey.dynamics import TABLES, dynamics, output
+    from analysis_book.training.dynamics import TABLES, dynamics, output
     from analysis_book.training.runs import run_description
     from analysis_lib import corpora
     from analysis_lib.measurement.tables import table_files

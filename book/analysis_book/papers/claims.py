@@ -1,7 +1,7 @@
 """Claims are data, in ``data/claims``; verdicts are computed, from numbers and their intervals."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from analysis_lib.models import title
 
 # The site reads claims and their verdicts without a model, and need not wait for torch.
 if TYPE_CHECKING:
+    from analysis_book.training.dynamics import Dynamics
     from analysis_lib.measurement import Plain, Ratio, Shipped, Tables
     from analysis_lib.measurement.tables import Statistic
 
@@ -329,6 +330,25 @@ def verdicts_over_seeds(
             row = dict(zip(levels, labels, strict=True))
             rows.append(row | judged(name, estimates, sample))
     return pd.DataFrame(rows)
+
+
+def verdicts_of_first_run(
+    runs: Mapping[str, "Dynamics"],
+    numbers: Callable[["Dynamics"], Mapping[str, pd.Series | pd.DataFrame | Estimate]],
+) -> pd.DataFrame:
+    """The verdicts on the first run; the others stand beside it in figures and tables.
+
+    Args:
+        runs: by what they are called.
+        numbers: gives those of a run by the ids of claims, as
+            :func:`verdicts_over_seeds` takes them.
+    """
+    name, run = next(iter(runs.items()))
+    sample = (
+        f"{run.about['limit']} texts of {run.about['data']}, seeds: {len(run.seeds)}, "
+        f"steps: {run.steps[-1]:,}"
+    )
+    return verdicts_over_seeds(numbers(run), sample).assign(model=name)
 
 
 def over_seeds(values: pd.Series) -> Estimate:

@@ -28,12 +28,18 @@ def arms(dimension: int, layers: int) -> dict[str, dict[int, Replace]]:
     other = {"by": "other_of_type", "tokens": ("cls",), "of": "others"}
     centred = {"by": "centre", "of": "others"}
     alone = {layer: [dimension] for layer in numbers}
+    query, cls = {}, {}
+    mean = {0: Replace("residual", layers=0, **centred)}
+    for layer in numbers:
+        query[layer] = Replace("query", layers=layer, **centred)
+        cls[layer] = Replace("key_side", layers=layer, **other)
+        mean[layer] = Replace("residual", layers=layer, **centred)
     return {
         "nothing": dict.fromkeys(numbers, unchanged),
         f"dimension {dimension}": causes.arm("key_side", alone, by="mean"),
-        "query": {layer: Replace("query", layers=layer, **centred) for layer in numbers},
-        "cls": {layer: Replace("key_side", layers=layer, **other) for layer in numbers},
-        "mean": {layer: Replace("residual", layers=layer, **centred) for layer in (0, *numbers)},
+        "query": query,
+        "cls": cls,
+        "mean": mean,
     }
 
 
@@ -66,13 +72,15 @@ def beside(model: LoadedModel, corpus: Corpus, dimension: int) -> pd.DataFrame:
     name = f"sentences-{model.name}"
     rows = causes.layer_by_layer(model, corpus, arms(dimension, layers), _quantities, name)
     weights = rows.xs("cls", level="quantity")
-    lost = 1 - weights / weights.xs("nothing", level="arm").reindex(weights.index, level="layer")
+    unchanged = weights.xs("nothing", level="arm")
+    lost = 1 - weights / unchanged.reindex(weights.index, level="layer")
     lost = pd.concat({"lost": lost.drop("nothing", level="arm")}, names=["quantity"])
     rows = pd.concat([rows, lost.reorder_levels(rows.index.names)])
     numbers = [_number(key, values) for key, values in rows.iterrows()]
     table = pd.DataFrame([number for number in numbers if number], columns=COLUMNS)
     # A mean that is taken from hidden states as they are measured moves no attention.
-    attention = table[(table["state"] == "nothing") & table["quantity"].isin(["cls", "entropy"])]
+    of_attention = table["quantity"].isin(["cls", "entropy"])
+    attention = table[of_attention & (table["state"] == "nothing")]
     table = pd.concat([table, attention.assign(state="mean")])
     table["quantity"] = pd.Categorical(table["quantity"], QUANTITIES)
     table = table.sort_values(["quantity", "state", "layer", "hidden"], ignore_index=True)

@@ -9,7 +9,7 @@ from planted import run_cells
 from planted_run import HEADS, LAYERS, STEPS, WIDTH, planted, thirds_apart
 
 from analysis_book.papers.godey import alignment
-from analysis_book.papers.godey.dynamics import Dynamics
+from analysis_book.training.dynamics import Dynamics
 
 
 @pytest.mark.parametrize("width", [2, 16, 64])

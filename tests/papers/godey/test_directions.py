@@ -1,7 +1,6 @@
 """Directions of queries and keys, against numpy's singular vectors and on a planted run."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from planted_run import WIDTH, planted, thirds_apart
 
 from analysis_book.papers.godey.alignment import chance_band, chance_dimensions
 from analysis_book.papers.godey.directions import projections, shared_drift, singular_directions
-from analysis_book.papers.godey.dynamics import Dynamics
+from analysis_book.training.dynamics import Dynamics
 from analysis_lib.errors import AnalysisError
 
 DIMENSIONS = [str(dimension) for dimension in range(WIDTH)]
@@ -169,11 +168,8 @@ def test_no_line_holds_more_of_both_drifts_than_their_cosine_allows():
 )
 def test_steps_shown_are_those_nearest_to_what_is_asked(asked, shown):
     run = planted(thirds_apart, steps=(0, 20, 40, 400, 2000))
-    loaded = SimpleNamespace(load_runs=lambda *_: {"planted": run})
-    names = {"several_runs": loaded, "steps": asked, "display": lambda _: None}
-    assert (
-        run_cells("training/queries-and-keys", "several_runs.load_runs", **names)["some"] == shown
-    )
+    names = {"load_runs": lambda *_: {"planted": run}, "steps": asked, "display": print}
+    assert run_cells("training/queries-and-keys", "= load_runs(", **names)["some"] == shown
 
 
 @pytest.mark.parametrize(("size", "beyond"), [(0.9999, True), (1e-3, False)])
@@ -185,7 +181,7 @@ def test_drifts_along_one_line_are_held_by_each_others_directions_and_those_at_r
     assert (drift["share"] > drift["chance"]).eq(beyond).all()
     names = {"measured": {"planted": run}}
     verdicts = run_cells(
-        "training/queries-and-keys", "def numbers", "several_runs.verdicts", **names
+        "training/queries-and-keys", "def numbers", "claims.verdicts_of_first_run", **names
     )["verdicts"]
     outcome = "holds" if beyond else "does not hold"
     # All seeds are planted alike: the leaving of the origin is that of every head.

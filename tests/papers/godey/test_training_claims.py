@@ -7,7 +7,7 @@ import pytest
 from planted import run_cells
 from planted_run import planted, thirds_apart
 
-from analysis_book.papers.godey.dynamics import Dynamics
+from analysis_book.training.dynamics import Dynamics
 
 SEEDS = (0, 1, 2, 3, 4)
 
@@ -16,9 +16,9 @@ def on_page(run: Dynamics) -> pd.DataFrame:
     """The verdicts of the three pages on a run."""
     names = {"measured": {"planted": run}}
     pages = {
-        "alignment": ("def at_the_end", "def on_the_way", "several_runs.verdicts"),
-        "sharpness": ("def sharper", "def earlier", "several_runs.verdicts"),
-        "queries-and-keys": ("def numbers", "several_runs.verdicts"),
+        "alignment": ("def at_the_end", "def on_the_way", "claims.verdicts_of_first_run"),
+        "sharpness": ("def sharper", "def earlier", "claims.verdicts_of_first_run"),
+        "queries-and-keys": ("def numbers", "claims.verdicts_of_first_run"),
     }
     found = [
         run_cells(f"training/{page}", *cells, **names)["verdicts"] for page, cells in pages.items()

@@ -8,7 +8,7 @@ import pandas as pd
 from jaxtyping import Float
 from scipy import stats
 
-from analysis_book.papers.godey.dynamics import Dynamics
+from analysis_book.training.dynamics import Dynamics
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.intervals import FEWEST_SEEDS, Estimate, jackknife
 

@@ -5,7 +5,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from analysis_book.papers.godey.alignment import chance_band, chance_dimensions
-from analysis_book.papers.godey.dynamics import Dynamics, heads_shown
+from analysis_book.training.dynamics import Dynamics, heads_shown
 from analysis_lib.errors import AnalysisError
 
 Vectors = Float[np.ndarray, "vector dim"]

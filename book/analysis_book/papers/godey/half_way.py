@@ -5,7 +5,7 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from analysis_book.papers.godey.alignment import third_of_layers
-from analysis_book.papers.godey.dynamics import Dynamics
+from analysis_book.training.dynamics import Dynamics
 from analysis_lib.measurement import grouped
 
 

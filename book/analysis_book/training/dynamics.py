@@ -246,6 +246,40 @@ def dynamics(
     return Dynamics(joined, about)
 
 
+def load_runs(
+    runs: Sequence[str],
+    data: str = "",
+    limit: int = 128,
+    seed: int = 0,
+    seeds: Sequence[int] = (),
+) -> dict[str, Dynamics]:
+    """The measurements of runs, by what each is called.
+
+    Args:
+        runs: each as :func:`dynamics` takes it.
+        data: what they read; by default what the measurements that come with the book have read, or
+            ``wikipedia:held-out``.
+        limit: how many of its texts.
+        seed: with which to draw them.
+        seeds: of each run; by default those of the measurements that come with the book, or 0.
+    """
+    shipped = shipping.descriptions(DESCRIPTION)
+    tables = {}
+    for run in runs:
+        settings = {"data": data or "wikipedia:held-out", "seeds": [0]}
+        if run in shipped and data in ("", shipped[run]["data"]):
+            settings = shipped[run]
+        tables[title(run)] = dynamics(
+            run,
+            settings["data"],
+            limit,
+            seed,
+            seeds=seeds or settings["seeds"],
+            progress=False,
+        )
+    return tables
+
+
 def _formulas() -> dict[str, object]:
     """The versions that the tables of a run depend on."""
     return {"dynamics": VERSION, **formulas(resolve(METRICS))}

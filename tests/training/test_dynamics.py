@@ -18,11 +18,16 @@ import transformers
 from huggingface_hub import constants
 from tiny import WORDS
 
-from analysis_book.papers.godey import dynamics as module
-from analysis_book.papers.godey.dynamics import Dynamics, dynamics, heads_shown, sample_vectors
-from analysis_book.papers.godey.several_runs import load_runs
 from analysis_book.training import Pretraining, checkpoints, pretrain, runs
+from analysis_book.training import dynamics as module
 from analysis_book.training import settings as run_settings
+from analysis_book.training.dynamics import (
+    Dynamics,
+    dynamics,
+    heads_shown,
+    load_runs,
+    sample_vectors,
+)
 from analysis_lib import (
     AnalysisError,
     Corpus,
