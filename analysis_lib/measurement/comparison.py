@@ -42,6 +42,7 @@ from analysis_lib.measurement.stored import interruption
 from analysis_lib.measurement.tables import LazyTables, Plain, Tables
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
+from analysis_lib.metrics.intervals import Estimate, seed_and_unit_interval
 from analysis_lib.metrics.representation_similarity import RepresentationSimilarity
 from analysis_lib.models import ModelName, title
 from analysis_lib.models.loading import checked_options, load_model, refuse_unloadable
@@ -149,6 +150,39 @@ class Comparison(LazyTables):
             return pd.concat(frames, ignore_index=True)
         columns = ["model", "compared_with", "layer", "quantity", "difference", "ci_low", "ci_high"]
         return pd.DataFrame(columns=columns)
+
+    def by_weights(self, name: str, value: str) -> pd.DataFrame:
+        """A number of the hidden states by layer, of models as they are and untrained.
+
+        An untrained model is the mean of its twins, whose interval counts texts and draws of the
+        weights, see :func:`~analysis_lib.metrics.intervals.seed_and_unit_interval`.
+
+        Args:
+            name: of a table with a row per layer, or per space and layer, and intervals.
+            value: the column of the number.
+
+        Returns:
+            Columns model, weights (``trained`` or ``untrained``), stack, width, layer, the number,
+            ci_low and ci_high.
+        """
+        rows = self[name]
+        if "space" in rows:
+            rows = rows.query("space == 'hidden'")
+        trained = rows["trained"]
+        rows = rows.assign(weights=np.where(trained, "trained", "untrained"))
+        keys = ["model", "weights", "stack", "width", "layer"]
+        numbers = [value, "ci_low", "ci_high"]
+        by_layer = rows[~trained].groupby(keys, sort=False)
+        twins = []
+        for labels, draws in by_layer[numbers]:
+            estimates = map(Estimate, *draws.T.to_numpy())
+            mean = seed_and_unit_interval(estimates)
+            twins.append((*labels, *mean.row))
+        parts = [rows.loc[trained, keys + numbers]]
+        # An empty table has no types, and would take those of the other away.
+        if twins:
+            parts.append(pd.DataFrame(twins, columns=keys + numbers))
+        return pd.concat(parts, ignore_index=True)
 
     @property
     def trained(self) -> dict[str, Tables]:

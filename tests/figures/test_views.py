@@ -21,7 +21,6 @@ from analysis_book.figures import view as viewing
 from analysis_book.figures.exploring import ARMS, TYPE_NAMES, rows_of
 from analysis_book.figures.style import COLOURS
 from analysis_book.figures.view import SCRIPT, as_csv, short
-from analysis_book.papers import maruta
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
 
 # What models may be called.
@@ -203,10 +202,6 @@ def test_what_is_too_large_for_a_page_loses_dimensions_then_intervals_and_is_ref
     monkeypatch.setattr(viewing, "LARGEST", len(as_csv(bare).encode()) - 1)
     with pytest.raises(AnalysisError, match=r"kB of numbers into its page.*give fewer models"):
         figures.explorer({ODD: tables()})
-
-
-def test_types_of_tokens_are_called_as_on_the_pages():
-    assert TYPE_NAMES == maruta.TYPE_NAMES
 
 
 def test_numbers_are_short():

@@ -53,6 +53,25 @@ def test_a_twin_has_no_twin_and_none_is_measured_where_none_is_wanted(tiny_folde
     ]
 
 
+def test_untrained_twins_are_one_line_with_an_interval_over_draws_of_the_weights(tiny_folder):
+    bert = str(tiny_folder("bert"))
+    comparison = compare({"news": [bert]}, "anisotropy", limit=6, twins=5, progress=False)
+    lines = comparison.by_weights("anisotropy", "cosine").set_index(["weights", "layer"])
+    rows = comparison["anisotropy"].query("space == 'hidden'").set_index("layer")
+    own = rows[rows["trained"]]
+    np.testing.assert_array_equal(lines.loc["trained", "cosine"], own["cosine"])
+    np.testing.assert_array_equal(lines.loc["trained", "ci_low"], own["ci_low"])
+    twins = rows[~rows["trained"]].groupby("layer")
+    np.testing.assert_allclose(lines.loc["untrained", "cosine"], twins["cosine"].mean())
+    # Student's over five draws (2.776), and the mean half-width over texts, in quadrature.
+    over_draws = 2.7764451 * twins["cosine"].std() / np.sqrt(5)
+    over_texts = (twins["ci_high"].mean() - twins["ci_low"].mean()) / 2
+    reach = lines.loc["untrained", "ci_high"] - lines.loc["untrained", "ci_low"]
+    np.testing.assert_allclose(reach, 2 * np.hypot(over_draws, over_texts), rtol=1e-6)
+    alone = compare({"news": [bert]}, "anisotropy", limit=6, twins=0, progress=False)
+    assert set(alone.by_weights("anisotropy", "cosine")["weights"]) == {"trained"}
+
+
 @pytest.mark.parametrize(
     ("models", "message"), [({"news": []}, "no model"), ({"news": ["a", "a"]}, "a was given twice")]
 )

@@ -13,7 +13,7 @@ from planted import Planted, run_cells
 from sklearn.metrics.pairwise import cosine_similarity
 
 from analysis_book.papers import claims
-from analysis_book.papers.godey.anisotropy import curves, isotropic_excess
+from analysis_book.papers.godey.anisotropy import isotropic_excess
 from analysis_book.papers.godey.batch_norm import around_batch_norm
 from analysis_lib import load_corpus, load_model
 from analysis_lib.measurement import Comparison, largest, shipped
@@ -100,8 +100,10 @@ def test_a_cone_is_made_by_training_where_less_than_half_of_it_is_there_before()
         **{("flat", i): measured(0.1, name="flat") for i in range(5)},
     }
     shown = []
+    cosine = Comparison(runs).by_weights("anisotropy", "cosine")
+    cosine["isotropic"] = cosine["width"].map(isotropic_cosine_quantile)
     names = {
-        "cosine": curves(Comparison(runs)),
+        "cosine": cosine,
         "display": shown.append,
         "Finding": lambda text, **_: text,
     }

@@ -15,12 +15,12 @@ from analysis_book.papers.counts import Settled
 from analysis_lib.capture import Activations, Vectors
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import Comparison, Plain, Tables, TableSet, measure
+from analysis_lib.measurement import Plain, Tables, TableSet, measure
 from analysis_lib.measurement.tables import LazyTables
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.anisotropy import Anisotropy, isotropic_cosine_quantile
 from analysis_lib.metrics.dimensions import DimensionMeans
-from analysis_lib.metrics.intervals import Estimate, seed_and_unit_interval
+from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.models import LoadedModel
 
 # Over three layers, any order is one of six.
@@ -134,54 +134,7 @@ def isotropic_excess(tables: LazyTables, name: str = "anisotropy") -> pd.Series:
         tables, name: as for :func:`cosines`.
     """
     widths = tables.layers.set_index("layer")["width"].dropna()
-    return cosines(tables, name) - isotropic(widths)
-
-
-def isotropic(dimensions: pd.Series) -> pd.Series:
-    """The 95th percentile of the cosine of random directions in so many dimensions."""
-    # Once for each number of dimensions.
-    quantiles = {}
-    for count in dimensions.unique():
-        quantiles[count] = isotropic_cosine_quantile(float(count))
-    return dimensions.map(quantiles)
-
-
-def curves(
-    comparison: Comparison,
-    table: str = "anisotropy",
-    value: str = "cosine",
-) -> pd.DataFrame:
-    """A number of the hidden states by layer, of models as they are and untrained.
-
-    Args:
-        comparison: with untrained twins, or without.
-        table, value: where the number is.
-
-    Returns:
-        Columns model, weights (``trained`` or ``untrained``), stack, width, layer, the number,
-        ci_low and ci_high, and isotropic: the 95th percentile of the cosine of random directions in
-        as many dimensions. An untrained model is the mean of its twins, whose interval counts texts
-        and draws of the weights.
-    """
-    rows = comparison[table]
-    if "space" in rows:
-        rows = rows.query("space == 'hidden'")
-    trained = rows["trained"]
-    rows = rows.assign(weights=np.where(trained, "trained", "untrained"))
-    keys = ["model", "weights", "stack", "width", "layer"]
-    numbers = [value, "ci_low", "ci_high"]
-    by_layer = rows[~trained].groupby(keys, sort=False)
-    twins = []
-    for labels, draws in by_layer[numbers]:
-        estimates = map(Estimate, *draws.T.to_numpy())
-        mean = seed_and_unit_interval(estimates)
-        twins.append((*labels, *mean.row))
-    parts = [rows.loc[trained, keys + numbers]]
-    # An empty table has no types, and would take those of the other away.
-    if twins:
-        parts.append(pd.DataFrame(twins, columns=keys + numbers))
-    both = pd.concat(parts, ignore_index=True)
-    return both.assign(isotropic=isotropic(both["width"]))
+    return cosines(tables, name) - widths.map(isotropic_cosine_quantile)
 
 
 def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:
