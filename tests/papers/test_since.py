@@ -1,6 +1,7 @@
 """The statistics of the part on papers since, on planted tables, both ways."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 from planted import Planted, run_cells, verdicts_on_page
 
 from analysis_book.papers.claims import FAILS, HOLDS, NOT_APPLICABLE, SMALL
+from analysis_lib import AnalysisError
 
 # --- Valleys: the norm of the first token, the entropy of a text, and sinks ------------------------
 
@@ -257,6 +259,20 @@ def test_without_rotation_nothing_is_judged():
     rows = tables["resultant_by_position"]
     rotated = rows[~rows["space"].str.endswith("unrotated")]
     assert centres(Planted(resultant_by_position=rotated)) == 4 * [NOT_APPLICABLE]
+
+
+def test_a_model_without_rotation_is_refused():
+    tables = centres_with(0.8, lost=0.2, cosine=0.95, first=0.1)
+    rows = tables["resultant_by_position"]
+    rotated = rows[~rows["space"].str.endswith("unrotated")]
+    names = {
+        "load_model": lambda name: name,
+        "load_corpus": lambda _: SimpleNamespace(texts=["some words"], units=None),
+        "measure": lambda *_: Planted(resultant_by_position=rotated),
+        "model": "minilm",
+    }
+    with pytest.raises(AnalysisError, match="minilm rotates no queries and keys: give one with"):
+        run_cells("since/centres", "articles = ", **names)
 
 
 # --- The roles of a conversation -------------------------------------------------------------------

@@ -70,7 +70,7 @@ def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
 def _as_csv(table: pd.DataFrame | None) -> dict[str, str]:
     if table is None:
         return {}
-    return {"text/csv": table.infer_objects().to_csv(index=False, float_format="%.6g")}
+    return {"text/csv": table.infer_objects().to_csv(index=False, float_format="%.5g")}
 
 
 def drawn(figure: Figure) -> pd.DataFrame | None:
