@@ -26,8 +26,13 @@ CELLS = {
     },
     "yoso": {"attention_kind": "output of attention"},
     "groupvit_vision_model": {"attention_kind": "weights over queries"},
-    # Points in maps of several sizes share a softmax.
+    # Its mask and positions pass through to the language model.
+    "vibevoice": {"left_padding": KEEP, "left_padding_with_positions": KEEP},
+    # Points in maps of several sizes share a softmax. Its encoder is what attends, not what
+    # projects its maps.
     "rt_detr": {
+        "blocks": "decoder: decoder.layers; encoder: encoder.aifi",
+        "hidden_states": "blocks + 1",
         "attention_kind": "decoder: weights; cross: weights over the last two axes; "
         "encoder: weights",
     },

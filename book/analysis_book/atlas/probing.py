@@ -472,6 +472,8 @@ def facts_of_padding(model: PreTrainedModel, inputs: Mapping[str, object]) -> di
             if "attention_mask" in accepted:
                 reason = "not tried: the small model runs without a mask alone"
         return dict.fromkeys(names, reason)
+    if "attention_mask" not in accepted and not _mask_tells(model, inputs):
+        return dict.fromkeys(names, "it takes no mask")
     try:
         alone = traced(model, inputs)
         padded = traced(model, padded_input(model, inputs, left=True))
@@ -485,9 +487,21 @@ def facts_of_padding(model: PreTrainedModel, inputs: Mapping[str, object]) -> di
     }
     count = inputs["input_ids"].shape[1]
     facts["pad_positions"] = positions_in_words(positions_seen(padded, count + PADS))
-    if "position_ids" in accepted:
+    # What passes a mask on passes positions on.
+    if "position_ids" in accepted or "attention_mask" not in accepted:
         facts["left_padding_with_positions"] = _with_positions(model, inputs, alone)
     return facts
+
+
+def _mask_tells(model: PreTrainedModel, inputs: Mapping[str, object]) -> bool:
+    """Whether the last token changes once a mask hides the first, which all kinds of models see."""
+    hidden = inputs["attention_mask"].clone()
+    hidden[:, 0] = 0
+    last = []
+    for mask in (inputs["attention_mask"], hidden):
+        vectors = vectors_of(_called(model, {**inputs, "attention_mask": mask}, {}))
+        last.append(None if vectors is None else vectors[:, -1])
+    return not _same(*last)
 
 
 def _with_positions(model: PreTrainedModel, inputs: Mapping[str, object], alone: Trace) -> str:

@@ -394,7 +394,12 @@ def _text(model: PreTrainedModel, accepted: dict) -> dict[str, Tensor]:
         given["bbox"] = torch.zeros(BATCH, TOKENS, 4, dtype=torch.long)
     if getattr(model.config, "use_cache", False) and "use_cache" in accepted:
         given["use_cache"] = False
-    return {name: value for name, value in given.items() if name in accepted}
+    taken = {name: value for name, value in given.items() if name in accepted}
+    passes_on = any(argument.kind is argument.VAR_KEYWORD for argument in accepted.values())
+    if passes_on:
+        # To the language model that it is made of; some keep it to themselves.
+        taken["attention_mask"] = given["attention_mask"]
+    return taken
 
 
 def _images(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:

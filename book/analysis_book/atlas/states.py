@@ -82,6 +82,9 @@ def _agreement(runs: list[Run], states: Sequence[Tensor]) -> tuple[int, int, int
     for state in states:
         explained += any(alike(run.gave, state) for run in runs)
     same_shape = sum(run.gave.shape == states[0].shape for run in runs)
+    if len(runs) > len(states) > explained:
+        # More than there is to give, and yet not all of it.
+        return -1, 0, 0
     # Parts of a block may give what it gives, and have the longer path.
     return explained or -(not same_shape), -runs[0].path.count("."), same_shape
 
