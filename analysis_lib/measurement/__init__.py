@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from analysis_lib.measurement.measuring import measure, measure_vectors
     from analysis_lib.measurement.model_similarity import similarity
     from analysis_lib.measurement.parts import merge_parts
-    from analysis_lib.measurement.shipping import Shipped, shipped, with_shipped
+    from analysis_lib.measurement.shipping import Shipped, shipped, shipped_runs, with_shipped
     from analysis_lib.measurement.tables import (
         Chosen,
         Plain,

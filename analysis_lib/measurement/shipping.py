@@ -126,6 +126,27 @@ def shipped(model: str) -> Shipped:
     return Shipped(home() / model)
 
 
+def shipped_runs(names: Iterable[str], twins: int = 0) -> dict[tuple[str, int | None], Shipped]:
+    """Shipped measurements as a :class:`Comparison` holds them, with those of untrained twins.
+
+    Args:
+        names: of models, see :func:`shipped`.
+        twins: how many of each; five come with the book.
+
+    Returns:
+        By model and twin, which is None for the model itself.
+
+    Raises:
+        AnalysisError: one of them does not come with the book.
+    """
+    runs: dict[tuple[str, int | None], Shipped] = {}
+    for name in names:
+        runs[name, None] = shipped(name)
+        for twin in range(twins):
+            runs[name, twin] = shipped(f"untrained/{name}-{twin}")
+    return runs
+
+
 def with_shipped(tables: Tables, names: Iterable[str]) -> dict[str, Tables | Shipped]:
     """A measurement, and those shipped of other models on the same corpus, by the model's title.
 
