@@ -343,11 +343,11 @@ def causes_norms() -> None:
 
 
 def causes_cone() -> None:
-    """``causes/cone.csv``: average cosines taken apart, of models and of an untrained copy of
-    each.
+    """``causes/cone.csv``: average cosines taken apart, of models and of an untrained copy of each
+    (half an hour).
     """
-    texts = load_corpus("wikipedia", limit=40, seed=0)
-    images = load_corpus("photographs", limit=20, seed=0)
+    texts = load_corpus("wikipedia", limit=1500, seed=0)
+    images = load_corpus("photographs", limit=80, seed=0)
     cones.record(**{"minilm": texts, "smollm2-135m": texts, "vit-s14": images})
 
 

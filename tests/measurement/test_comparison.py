@@ -82,11 +82,11 @@ def test_what_cannot_be_compared_is_refused(models, message):
 
 def test_a_twin_that_comes_with_the_book_is_as_measured_now(monkeypatch, tmp_path):
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path))
-    asked = {"metrics": "anisotropy,isotropy", "limit": 40, "seed": 0, "progress": False}
+    asked = {"metrics": "anisotropy,isotropy", "limit": 1500, "seed": 0, "progress": False}
     twin = compare({"wikipedia": ["text-gpt2"]}, **asked).runs["text-gpt2", 0]
     assert isinstance(twin, Shipped)
     assert not twin.code_warning
-    corpus = load_corpus("wikipedia", 40, 0)
+    corpus = load_corpus("wikipedia", 1500, 0)
     now = measure(load_model("text-gpt2:untrained"), corpus, asked["metrics"], progress=False)
     for name, table in now.items():
         pd.testing.assert_frame_equal(twin[name], table, rtol=1e-3, atol=1e-5)
@@ -95,13 +95,13 @@ def test_a_twin_that_comes_with_the_book_is_as_measured_now(monkeypatch, tmp_pat
 
 def test_a_twin_of_other_texts_weights_settings_or_code_is_measured(monkeypatch, tmp_path):
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path))
-    corpus = load_corpus("wikipedia", 40, 0)
+    corpus = load_corpus("wikipedia", 1500, 0)
     known = ("text-gpt2:untrained@seed=1", corpus, "anisotropy", Settings())
     assert shipped_twin(*known) is not None
     # Text has no maps, whatever is asked.
     assert shipped_twin(*known[:3], Settings(maps="positions")) is not None
     assert shipped_twin("digits-vit:untrained@seed=1", *known[1:]) is None
-    assert shipped_twin(known[0], load_corpus("wikipedia", 39, 0), *known[2:]) is None
+    assert shipped_twin(known[0], load_corpus("wikipedia", 1499, 0), *known[2:]) is None
     assert shipped_twin(*known[:2], "anisotropy,head_means", known[3]) is None
     assert shipped_twin(*known[:3], Settings(special_tokens=False)) is None
     assert shipped_twin(*known[:2], [metrics.Isotropy(["query"])], known[3]) is None

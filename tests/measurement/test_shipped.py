@@ -28,9 +28,9 @@ def nothing_kept(monkeypatch):
 
 
 def test_an_untrained_twin():
-    corpus = load_corpus("wikipedia", limit=40, seed=0)
-    recorded = shipped("untrained/bytes-gpt2-3")
-    now = measure(load_model("bytes-gpt2:untrained@seed=3"), corpus, [*recorded], progress=False)
+    corpus = load_corpus("wikipedia", limit=1500, seed=0)
+    recorded = shipped("untrained/text-gpt2-3")
+    now = measure(load_model("text-gpt2:untrained@seed=3"), corpus, [*recorded], progress=False)
     assert recorded.is_current
     for name, table in now.items():
         pd.testing.assert_frame_equal(recorded[name], table, **CLOSE)
