@@ -1,7 +1,11 @@
-"""How the code of both packages reads: how much stands on a line, and by which words it goes."""
+"""How the code of both packages reads: how much stands on a line, and by which words it goes.
+
+The code of notebooks goes by the same words.
+"""
 
 import ast
 import io
+import json
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +42,13 @@ def packages() -> Iterator[tuple[str, list[Path]]]:
 
 PACKAGES = dict(packages())
 each_package = pytest.mark.parametrize("name", PACKAGES)
+BOOK = ROOT / "book"
+# Those of reports, too.
+NOTEBOOKS = [
+    path.relative_to(BOOK).as_posix()
+    for path in sorted(BOOK.rglob("*.ipynb"))
+    if ".ipynb_checkpoints" not in path.parts
+]
 
 
 def docstring_lines(tree: ast.Module) -> set[int]:
@@ -90,9 +101,9 @@ def hard_to_read(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from vague_names(node)
 
 
-def vague_names(function: ast.FunctionDef) -> Iterator[tuple[int, str]]:
-    """The parameters and local names of a function that are vague."""
-    for node in ast.walk(function):
+def vague_names(tree: ast.FunctionDef | ast.Module) -> Iterator[tuple[int, str]]:
+    """The parameters and names given in a function, or anywhere in a cell, that are vague."""
+    for node in ast.walk(tree):
         name = ""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             name = node.id
@@ -113,10 +124,34 @@ def test_what_is_hard_to_read_is_seen():
     ]
 
 
+def hard_in_cell(source: str) -> set[tuple[int, str]]:
+    """What is hard to read in a cell; its names outside functions count, as other cells read
+    them.
+    """
+    tree = ast.parse(source)
+    return {*hard_to_read(tree), *vague_names(tree)}
+
+
+def test_a_vague_name_outside_functions_is_seen_in_a_cell():
+    source = "found = 1\nfor place in x:\n    print(place)\n\ndef f(one): ...\n"
+    assert [line for line, _ in sorted(hard_in_cell(source))] == [1, 2, 5]
+
+
 @each_package
 def test_no_line_has_to_be_read_twice(name):
     faults = []
     for path in PACKAGES[name]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         faults += [f"{path.name}:{line}: {reason}" for line, reason in hard_to_read(tree)]
+    assert not faults
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_no_line_of_a_notebook_has_to_be_read_twice(name):
+    faults = []
+    cells = json.loads((BOOK / name).read_text(encoding="utf-8"))["cells"]
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            hard = sorted(hard_in_cell("".join(cell["source"])))
+            faults += [f"cell {number}, line {line}: {reason}" for line, reason in hard]
     assert not faults

@@ -94,8 +94,8 @@ def test_the_verdicts_on_drift_follow_the_planted_entropy():
         (sharper, alike, ["holds"] * 2),
         (alike, sharper, ["does not hold"] * 2),
     ):
-        found = {("Planted", "trained"): trained, ("Planted", "untrained"): untrained}
-        names = {"found": found, "image_models": [], "title": str}
+        measured = {("Planted", "trained"): trained, ("Planted", "untrained"): untrained}
+        names = {"measured": measured, "image_models": [], "title": str}
         rows = run_cells(
             "causes/drift", "every = pd.concat", "effects = means", "rows, judged = ", **names
         )["verdicts"]
@@ -106,8 +106,8 @@ def test_the_verdicts_on_drift_follow_the_planted_entropy():
 
 def test_the_mean_key_of_a_model_that_rotates_is_judged():
     arms = {"unchanged": [0.4, 0.5], "query_unrotated": [0.5, 0.6], "key_unrotated": [0.46, 0.54]}
-    found = {("Planted", "trained"): planted(arms, "entropy")}
-    names = {"found": found, "image_models": [], "title": str}
+    measured = {("Planted", "trained"): planted(arms, "entropy")}
+    names = {"measured": measured, "image_models": [], "title": str}
     rows = run_cells(
         "causes/drift", "every = pd.concat", "effects = means", "rows, judged = ", **names
     )["verdicts"]
@@ -120,8 +120,8 @@ def test_the_mean_key_of_a_model_that_rotates_is_judged():
 def test_even_attention_cannot_fail_and_is_not_judged():
     trained = planted({"unchanged": [0.4, 0.5], "query": [0.5, 0.6]}, "entropy")
     even = planted({"unchanged": [0.996, 0.998], "query": [0.996, 0.998]}, "entropy")
-    found = {("Planted", "trained"): trained, ("Planted", "untrained"): even}
-    names = {"found": found, "image_models": [], "title": str}
+    measured = {("Planted", "trained"): trained, ("Planted", "untrained"): even}
+    names = {"measured": measured, "image_models": [], "title": str}
     rows = run_cells(
         "causes/drift", "every = pd.concat", "effects = means", "rows, judged = ", **names
     )["verdicts"]

@@ -133,10 +133,10 @@ def test_planted_classes_have_directions_of_their_own(words):
         "trained = {}",
         "def area_and_cosine",
         "estimates[count].append",
-        "found = pd.DataFrame(rows",
+        "measured = pd.DataFrame(",
     )
     ran = run_cells("classification/classes", *cells, "apart = ", **names, **EPOCHS)
-    found = ran["found"]
+    found = ran["measured"]
     assert found[["classes", "seed"]].to_numpy().tolist() == [[2, 0], [2, 1], [4, 0], [4, 1]]
     assert (found["accuracy"] > 0.9).all()
     assert (found["area"] > 0.9).all()

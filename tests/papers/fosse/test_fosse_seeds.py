@@ -57,9 +57,9 @@ def stages(
 def of_depth(*parts: list[dict], seeds: int = 5) -> pd.DataFrame:
     """The verdicts on depth, of models of one layer that are alike by a half, and of these."""
     one = [stages(name, untrained=(0.0,), kept=(0.5,)) for name in ("key", "value", "entropy")]
-    found = table(*one, *parts)
-    found = found[found["seed"] < seeds]
-    names = {"found": found, "shipped": found.iloc[:0], "class_data": []}
+    measured = table(*one, *parts)
+    measured = measured[measured["seed"] < seeds]
+    names = {"measured": measured, "shipped": measured.iloc[:0], "class_data": []}
     cells = (
         "of_deeper = ",
         "leads = ",
@@ -292,8 +292,8 @@ def test_shrinking_acts_on_what_is_shrunk(towards):
 
 def test_layers_of_untrained_models_are_no_cones():
     hate = trials.recorded().query("dataset == 'HateXplain' and entropy_weight == 0")
-    found = hate[hate["layers"] == 1]
-    cones = run_cells("classification/checks", "cones = layers", found=found, hate=hate)["cones"]
+    names = {"measured": hate[hate["layers"] == 1], "hate": hate}
+    cones = run_cells("classification/checks", "cones = layers", **names)["cones"]
     assert set(cones.reset_index()["stage"]) == {"kept", "last"}
     full = cones.loc["all of HateXplain"].reset_index()
     assert full.groupby("seed").size().tolist() == [2 * 15] * 5
