@@ -35,7 +35,8 @@ class Planted(Tables):
         **more,
     ):
         LazyTables.__init__(self, {**tables, **more}, lambda table: table, layers)
-        self.reach, self.run = reach, {"model": "planted", "data": "texts", "texts": 40}
+        self.reach = reach
+        self.run = {"model": "planted", "data": "texts", "texts": 40, "kind": "text"}
 
     def intervals(self, statistics, *others):
         found = {}

@@ -89,7 +89,7 @@ def test_what_is_measured_of_a_model_and_its_copy(folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "limit"), [("minilm", "wikipedia", 40), ("vit-s14", "photographs", 20)]
+    ("name", "data", "limit"), [("minilm", "wikipedia", 1500), ("vit-s14", "photographs", 80)]
 )
 def test_what_comes_with_the_book_is_of_the_texts_of_its_page(monkeypatch, name, data, limit):
     monkeypatch.setattr(cones, "_measured", None)
