@@ -55,9 +55,9 @@ FOUND = """\
 {text}
 :::::
 """
-# Coordinates in an SVG, and what of a number is more than a tenth of a point.
+# Coordinates in an SVG, and what of a number is more than a hundredth of a point.
 COORDINATES = re.compile(rb'\s(?:d|x|y|points)="[^"]*"')
-DIGITS = re.compile(rb"(\.\d)\d+")
+DIGITS = re.compile(rb"(\.\d\d)\d+")
 # The theme leaves pictures of the class ``dark-light`` as they are.
 SHOWN = '<img class="figure dark-light {theme}" loading="lazy" src="{address}" alt="{alt}">'
 LEAD = """
@@ -172,7 +172,7 @@ def _as_file(svg: bytes) -> bytes:
 
 
 def _shortened(coordinates: re.Match) -> bytes:
-    """Coordinates of an SVG to a tenth of a point, which makes the file less than half as long."""
+    """Coordinates of an SVG to a hundredth of a point, which halves the file."""
     return DIGITS.sub(rb"\1", coordinates[0])
 
 
