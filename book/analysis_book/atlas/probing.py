@@ -500,7 +500,9 @@ def _mask_tells(model: PreTrainedModel, inputs: Mapping[str, object]) -> bool:
     last = []
     for mask in (inputs["attention_mask"], hidden):
         vectors = vectors_of(_called(model, {**inputs, "attention_mask": mask}, {}))
-        last.append(None if vectors is None else vectors[:, -1])
+        if vectors is not None:
+            vectors = vectors[:, -1]
+        last.append(vectors)
     return not _same(*last)
 
 
