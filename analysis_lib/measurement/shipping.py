@@ -22,6 +22,9 @@ from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.models.loading import revision_of
 from analysis_lib.models.names import title
 
+# How many untrained twins of a model come with the book.
+TWINS = 5
+
 
 def home() -> Path:
     """The folder of the measurements that ship with the book."""
@@ -131,7 +134,7 @@ def shipped_runs(names: Iterable[str], twins: int = 0) -> dict[tuple[str, int | 
 
     Args:
         names: of models, see :func:`shipped`.
-        twins: how many of each; five come with the book.
+        twins: at most how many of each; ``TWINS`` of them come with the book.
 
     Returns:
         By model and twin, which is None for the model itself.
@@ -142,7 +145,7 @@ def shipped_runs(names: Iterable[str], twins: int = 0) -> dict[tuple[str, int | 
     runs: dict[tuple[str, int | None], Shipped] = {}
     for name in names:
         runs[name, None] = shipped(name)
-        for twin in range(twins):
+        for twin in range(min(twins, TWINS)):
             runs[name, twin] = shipped(f"untrained/{name}-{twin}")
     return runs
 
