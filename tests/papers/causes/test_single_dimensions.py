@@ -21,6 +21,7 @@ def said(effects: pd.DataFrame, wide: tuple[float, float]) -> tuple[int, str]:
     names = {
         "measured": Planted(score_contributions=pd.DataFrame(rows)),
         "kind": "cls",
+        "keys": "[CLS]",
         "load_corpus": lambda *_, **__: [],
         "causes": SimpleNamespace(effects=lambda *_: effects),
         "display": found.append,
