@@ -1,5 +1,7 @@
 """The second copy button of a code cell: a script of it and what it needs of the cells above.
 
+Where that is an experiment of the book, the script of a figure reads the table under it instead.
+
 A Sphinx extension adds the button to the pages of notebooks (``_config.yml`` names it);
 ``book/_static/copying.js`` answers a click.
 """
@@ -16,7 +18,7 @@ import gast
 from beniget import DefUseChains
 from docutils import nodes
 from nbformat import NotebookNode
-from notebooks import show_parameters
+from notebooks import FIGURES, show_parameters
 from sphinx.application import Sphinx
 
 from analysis_book.build.parameters import read_notebook
@@ -24,9 +26,15 @@ from analysis_book.build.parameters import read_notebook
 IMPORT = gast.Import | gast.ImportFrom
 # Methods of pandas that read names of the cell in a string.
 QUERIES = ("query", "eval")
+# How the names of seaborn's functions that draw end.
+DRAWING = ("plot", "heatmap")
+# What experiments are imported from.
+EXPERIMENTS = re.compile(r"\banalysis_book\.(papers|training)\b|\bimport (papers|training)\b")
 LABEL = "Copy with everything it needs"
-BUTTON = f"""<button class="copy-everything o-tooltip--left" type="button" aria-label="{LABEL}"
- data-tooltip="{LABEL}" data-script="%s"><svg viewBox="0 0 24 24" aria-hidden="true"><path
+LABEL_OF_TABLE = "Copy with the table that it draws"
+BUTTON = """<button class="copy-everything o-tooltip--left" type="button" aria-label="{label}"
+ data-tooltip="{label}" data-script="{script}" data-table="{table}">
+<svg viewBox="0 0 24 24" aria-hidden="true"><path
  d="M4 8l8-4 8 4-8 4zM4 12l8 4 8-4M4 16l8 4 8-4"/></svg></button>"""
 
 
@@ -216,10 +224,69 @@ def _base(node: gast.AST) -> set[gast.Name]:
 def scripts_of(notebook: NotebookNode) -> list[str]:
     """The scripts of an executed notebook's code cells, with the parameters that ran.
 
-    They have their comments from the cell that declares them.
+    They have their comments from the cell that declares them. A figure whose script would run an
+    experiment of the book reads its table, a CSV file by its name.
     """
     show_parameters(notebook)
-    return scripts([cell.source for cell in notebook.cells if cell.cell_type == "code"])
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    sources = [cell.source for cell in cells]
+    whole = scripts(sources)
+    for number, cell in enumerate(cells):
+        reading = reads_tables(cell)
+        if not reading or not EXPERIMENTS.search(whole[number]):
+            continue
+        computing, drawing = parts_of(cell.source)
+        *_, drawing = scripts([*sources[:number], computing, reading, drawing])
+        if not EXPERIMENTS.search(drawing):
+            whole[number] = drawing
+    return whole
+
+
+def parts_of(source: str) -> tuple[str, str]:
+    """The statements of a cell before the first in which seaborn draws, and the rest.
+
+    >>> parts_of("x = f(1)\\naxes = sns.lineplot(x)\\naxes.set(title='x')")
+    ('x = f(1)', "axes = sns.lineplot(x)\\naxes.set(title='x')")
+    """
+    lines = source.splitlines()
+    for statement in gast.parse(source).body:
+        for node in gast.walk(statement):
+            if isinstance(node, gast.Attribute) and node.attr.endswith(DRAWING):
+                start = statement.lineno - 1
+                return "\n".join(lines[:start]), "\n".join(lines[start:])
+    return source, ""
+
+
+def csv_of(cell: NotebookNode) -> str:
+    """The name of the file with the table under the figure of a cell; "" without a figure."""
+    name = cell.metadata.get("mystnb", {}).get("figure", {}).get("name")
+    return f"{name}.csv" if name else ""
+
+
+def reads_tables(cell: NotebookNode) -> str:
+    """A cell that reads what a cell draws from the table under its figure; "" if it has none.
+
+    The metadata of its outputs are described in ``analysis_book/build/recording.py``.
+    """
+    tables = []
+    for output in cell.get("outputs", ()):
+        tables += output.get("metadata", {}).get("tables", ())
+    lines = ["import pandas as pd", "", "# The table under the figure."]
+    for number, table in enumerate(tables):
+        file = f'"{csv_of(cell)}"'
+        if table["texts"]:
+            file += f", dtype={dict.fromkeys(table['texts'], 'str')}"
+        reading = f"pd.read_csv({file})"
+        if len(tables) > 1:
+            reading += f'.query("table == {number}").dropna(axis="columns", how="all")'
+        if table["index"]:
+            reading += f".set_index({table['index']})"
+        for name in table["names"]:
+            lines.append(f"{name} = {reading}")
+            for column, order in table["orders"].items():
+                of_column = f'{name}["{column}"]'
+                lines.append(f"{of_column} = pd.Categorical({of_column}.astype(str), {order})")
+    return "\n".join(lines) if csv_of(cell) and tables else ""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -238,6 +305,18 @@ def _add_buttons(app: Sphinx, page: nodes.document) -> None:
         return
     notebook = read_notebook(Path(app.env.doc2path(app.env.docname)))
     whole = scripts_of(notebook)
-    for node, script in zip(sources, whole, strict=True):
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    folder = "../" * app.env.docname.count("/") + FIGURES.as_posix()
+    for node, cell, script in zip(sources, cells, whole, strict=True):
         if script:
-            node += nodes.raw("", BUTTON % html.escape(script), format="html")
+            node += nodes.raw("", _button(script, csv_of(cell), folder), format="html")
+
+
+def _button(script: str, table: str, folder: str) -> str:
+    """The button of a script, with the address of the table that it reads, if it reads one."""
+    address = label = ""
+    if table and f'"{table}"' in script:
+        address = f"{folder}/{table}"
+        script = script.replace(f'"{table}"', f'"{address}"')
+        label = LABEL_OF_TABLE
+    return BUTTON.format(label=label or LABEL, script=html.escape(script), table=address)

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
 from copying import scripts, scripts_of
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 
 def needed(*cells: str) -> list[str]:
@@ -43,6 +44,63 @@ def test_a_constant_keeps_its_comment_with_the_value_that_ran():
     ran = {"analysis_lib": {"parameters": {"limit": 3, "rest": "a"}}}
     notebook = new_notebook(cells=cells, metadata=ran)
     assert scripts_of(notebook)[-1] == "limit: int = 3  # how many texts\n\nprint(limit)"
+
+
+EXPERIMENT = "from analysis_book.papers import causes"
+DRAWS = {"mystnb": {"figure": {"name": "fig-a", "caption": "A."}}}
+
+
+def drawing(source: str, *cells: str, tables: list[dict]) -> str:
+    """The script of a cell that draws these tables, after other cells."""
+    output = new_output("display_data", {"text/csv": ""}, metadata={"tables": tables})
+    last = new_code_cell(source, outputs=[output], metadata=DRAWS)
+    first = new_code_cell("", metadata={"tags": ["parameters"]})
+    cells = [first, *map(new_code_cell, cells), last]
+    about = {"analysis_lib": {"parameters": {}}}
+    return scripts_of(new_notebook(cells=cells, metadata=about))[-1]
+
+
+def described(*names: str, **others: object) -> dict:
+    return {"names": [*names], "index": [], "texts": [], "orders": {}} | others
+
+
+def test_a_figure_of_an_experiment_reads_the_table_under_it():
+    cells = [f"{EXPERIMENT}\nimport seaborn as sns", "rows = causes.run()"]
+    source = "some = rows[rows.x > 1]\naxes = sns.lineplot(some)\naxes.set(title=3)"
+    script = drawing(source, *cells, tables=[described("some")])
+    assert script == (
+        "import seaborn as sns\nimport pandas as pd\n\n"
+        '# The table under the figure.\nsome = pd.read_csv("fig-a.csv")\n\n'
+        "axes = sns.lineplot(some)\naxes.set(title=3)"
+    )
+    # What is drawn beside it is an experiment, too; and no experiment is needed.
+    more = source.replace("title=3", "title=len(rows)")
+    assert "rows = causes.run()" in drawing(more, *cells, tables=[described("some")])
+    usual = [cells[0], "rows = 3"]
+    assert "read_csv" not in drawing(source, *usual, tables=[described("some")])
+
+
+def test_a_table_that_is_read_draws_the_figure_that_the_experiment_drew(tmp_path):
+    """With its index, the order of categories, texts that look like numbers, and beside another."""
+    table = pd.DataFrame({"x": [3, 1], "size": ["1", "2"], "kind": ["b", "a"]})
+    table["kind"] = pd.Categorical(table["kind"], ["a", "b"])
+    other = pd.DataFrame({"y": [2.5]}, index=pd.Index(["r"], name="row"))
+    whole = pd.concat([t.reset_index(t.index.name and [t.index.name]) for t in (table, other)])
+    whole.insert(0, "table", [0, 0, 1])
+    whole.to_csv(tmp_path / "fig-a.csv", index=False)
+    orders = {"texts": ["size"], "orders": {"kind": ["a", "b"]}}
+    script = drawing(
+        "sns.lineplot(table)\nsns.lineplot(other)",
+        f"{EXPERIMENT}\nimport seaborn as sns",
+        "table, other = causes.run()",
+        tables=[described("table", **orders), described("other", index=["row"])],
+    )
+    script = script.replace("fig-a.csv", str(tmp_path / "fig-a.csv"))
+    space = {}
+    exec(script.partition("sns.lineplot")[0], space)
+    pd.testing.assert_frame_equal(space["table"][[*table]], table, check_dtype=False)
+    assert space["table"]["kind"].cat.categories.tolist() == ["a", "b"]
+    pd.testing.assert_frame_equal(space["other"][["y"]], other)
 
 
 def test_a_query_reads_the_names_in_its_string():

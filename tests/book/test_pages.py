@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import MEASURED, ROOT
+from copying import LABEL, LABEL_OF_TABLE, parts_of, scripts_of
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 from pypdfium2 import PdfDocument, PdfPage
@@ -422,10 +423,15 @@ def open_cells(page: Page, path: Path) -> list[Locator]:
     return page.locator("div.cell_input").all()
 
 
+def source_of(site: Path, path: Path) -> Path:
+    """The executed notebook of a page."""
+    return ROOT / "_build" / "executed" / "smoke" / path.relative_to(site).with_suffix(".ipynb")
+
+
 def executed(site: Path, path: Path) -> list[nbformat.NotebookNode]:
     """The executed code cells of a page."""
-    source = ROOT / "_build" / "executed" / "smoke" / path.relative_to(site).with_suffix(".ipynb")
-    cells = [cell for cell in nbformat.read(source, 4).cells if cell.cell_type == "code"]
+    notebook = nbformat.read(source_of(site, path), 4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [cell for cell in cells if "injected-parameters" not in cell.metadata.get("tags", ())]
 
 
@@ -476,7 +482,8 @@ def test_each_cell_has_two_buttons_with_a_name_that_keys_and_fingers_reach(
                     cell.locator("button.copybtn"),
                     cell.locator("button.copy-everything"),
                 )
-                assert everything.get_attribute("aria-label") == "Copy with everything it needs"
+                label = LABEL_OF_TABLE if everything.get_attribute("data-table") else LABEL
+                assert everything.get_attribute("aria-label") == label
                 boxes = [button.bounding_box() for button in (everything, plain, cell)]
                 assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
                 assert boxes[2]["x"] < boxes[0]["x"]
@@ -489,18 +496,27 @@ def test_each_cell_has_two_buttons_with_a_name_that_keys_and_fingers_reach(
 
 
 def test_a_sample_of_cells_copied_with_everything_runs_by_itself(smoke_site, clipboard, tmp_path):
-    shown = [
-        (path, index)
-        for path in notebook_pages(smoke_site)
-        for index, cell in enumerate(executed(smoke_site, path))
-        if draws(cell) or captions(cell)
-    ]
-    for path, index in random.Random(12).sample(shown, min(3, len(shown))):
+    shown, reading = [], []
+    for path in notebook_pages(smoke_site):
+        notebook = nbformat.read(source_of(smoke_site, path), 4)
+        scripts = scripts_of(notebook)
+        for index, cell in enumerate(executed(smoke_site, path)):
+            if draws(cell) or captions(cell):
+                reads = '= pd.read_csv("fig-' in scripts[index]
+                (reading if reads else shown).append((path, index))
+    some = random.Random(12)
+    for path, index in some.sample(shown, 2) + some.sample(reading, 2):
         wanted = executed(smoke_site, path)[index]
         cell = open_cells(clipboard, path)[index]
         plain = copied(clipboard, cell.locator("button.copybtn"))
         assert plain.strip() == wanted.source.strip()
-        script = copied(clipboard, cell.locator("button.copy-everything"))
+        button = cell.locator("button.copy-everything")
+        script = copied(clipboard, button)
+        if (path, index) in reading:
+            # The address of its table is whole: the script runs in any folder.
+            folder = smoke_site.resolve().as_uri()
+            assert f'pd.read_csv("{folder}/_static/figures/fig-' in script
+            plain = parts_of(plain)[1]
         assert script.endswith(plain.strip())
         figures, printed = run_script(script, tmp_path / f"{path.stem}-{index}")
         assert figures >= draws(wanted), script

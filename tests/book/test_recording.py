@@ -2,6 +2,7 @@
 
 import base64
 import io
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
@@ -11,7 +12,8 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from analysis_book import figures
-from analysis_book.build.recording import _noting, drawn, of_frames
+from analysis_book.build import recording
+from analysis_book.build.recording import _noting, drawn, of_figure, of_frames
 
 TABLE = pd.DataFrame({"x": [1, 2, 3], "y": [2.0, 4.0, 3.5], "model": list("aab")})
 
@@ -38,8 +40,8 @@ def test_tables_of_one_figure_stand_below_each_other_and_a_named_index_is_a_colu
     axes = line(data=TABLE.set_index("model"), x="x", y="y")
     line(data=TABLE.assign(z=0), x="x", y="y", ax=axes)
     found = read(axes.figure)
-    assert len(found) == 6
-    assert set(found) == {"x", "y", "model", "z"}
+    assert found["table"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert set(found) == {"table", "x", "y", "model", "z"}
     assert found["z"].isna().tolist() == [True] * 3 + [False] * 3
 
 
@@ -50,9 +52,24 @@ def test_a_table_drawn_twice_is_there_once():
     assert len(read(axes.figure)) == 3
 
 
+def test_an_output_says_what_its_csv_does_not(monkeypatch):
+    """Which variables its tables were, and how a table is made of it that draws the same."""
+    table = TABLE.assign(size=list("132"), kind=pd.Categorical(list("aab"), ["b", "a"]))
+    shell = SimpleNamespace(user_ns={"table": table, "_1": table, "other": TABLE})
+    monkeypatch.setattr(recording, "get_ipython", lambda: shell)
+    line = _noting(sns.lineplot)
+    axes = line(table, x="x", y="y")
+    line(TABLE.set_index("model"), x="x", y="y", ax=axes)
+    _, metadata = of_figure(axes.figure)
+    first = {"names": ["table"], "index": [], "texts": ["size"], "orders": {"kind": ["b", "a"]}}
+    second = {"names": [], "index": ["model"], "texts": [], "orders": {}}
+    assert metadata == {"tables": [first, second]}
+
+
 def test_without_seaborn_there_are_the_points_of_lines_or_nothing():
     figure, axes = plt.subplots()
     assert drawn(figure) is None
+    assert of_figure(figure)[1] == {}
     axes.plot([1, 2], [3, 4], label="a")
     assert read(figure).to_numpy().tolist() == [["a", 1, 3], ["a", 2, 4]]
 

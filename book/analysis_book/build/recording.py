@@ -1,4 +1,8 @@
-"""IPython's extension of a build: figures bring their data as CSV, cells the library's notes."""
+"""IPython's extension of a build: figures bring their data as CSV, cells the library's notes.
+
+The metadata of an output say which variables of the notebook the tables in its CSV were, so that a
+script that draws the figure can read them from there (``book/_ext/copying.py``).
+"""
 
 import functools
 import logging
@@ -6,6 +10,7 @@ from collections.abc import Callable
 
 import pandas as pd
 import seaborn as sns
+from IPython import get_ipython
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
@@ -46,9 +51,11 @@ def _noting(draw: Callable) -> Callable:
     return noting
 
 
-def of_figure(figure: Figure, **_: object) -> dict[str, str]:
-    """A figure as PNG, and what it is drawn from."""
-    return {"image/png": png(figure, bbox_inches="tight")} | _as_csv(drawn(figure))
+def of_figure(figure: Figure, **_: object) -> tuple[dict[str, str], dict[str, list]]:
+    """A figure as PNG, and what it is drawn from; with ``tables``, where seaborn has drawn it."""
+    pictures = {"image/png": png(figure, bbox_inches="tight")}
+    described = [_described(table) for table in _tables(figure)]
+    return pictures | _as_csv(drawn(figure)), {"tables": described} if described else {}
 
 
 def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
@@ -73,18 +80,53 @@ def _as_csv(table: pd.DataFrame | None) -> dict[str, str]:
     return {"text/csv": table.infer_objects().to_csv(index=False, float_format="%.5g")}
 
 
+def _tables(figure: Figure) -> list[pd.DataFrame]:
+    """The tables from which seaborn has drawn a figure, each once."""
+    return [*{id(table): table for table in getattr(figure, "_drawn", ())}.values()]
+
+
 def drawn(figure: Figure) -> pd.DataFrame | None:
     """The tables from which seaborn has drawn a figure, one below the other.
 
-    Without any, they are the points of its lines, if it has lines.
+    Of several tables, the column ``table`` has the number, from 0. Without any, they are the points
+    of its lines, if it has lines.
     """
-    tables = {id(table): table for table in getattr(figure, "_drawn", ())}
+    tables = _tables(figure)
     if tables:
         named = []
-        for table in tables.values():
+        for number, table in enumerate(tables):
             levels = [name for name in table.index.names if name]
-            named.append(table.reset_index(levels))
+            columns = table.reset_index(levels)
+            if len(tables) > 1:
+                columns.insert(0, "table", number, allow_duplicates=True)
+            named.append(columns)
         return pd.concat(named, ignore_index=True)
     lines = [line for axes in figure.axes for line in axes.lines]
     points = [(str(line.get_label()), *point) for line in lines for point in line.get_xydata()]
     return pd.DataFrame(points, columns=["line", "x", "y"]) if points else None
+
+
+def _described(table: pd.DataFrame) -> dict[str, list | dict]:
+    """What the CSV of a table does not say.
+
+    Returns:
+        ``names``, of the variables of the notebook that are the table; ``index``, the names of its
+        levels; ``texts``, columns of texts that look like numbers; and ``orders``, the categories
+        of columns, as text, where their order is not that of the rows.
+    """
+    shell = get_ipython()
+    variables = shell.user_ns if shell else {}
+    names = [name for name, value in variables.items() if value is table and name[0] != "_"]
+    texts = []
+    orders = {}
+    for name, column in table.items():
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            categories = column.cat.categories.astype(str).tolist()
+            if [*column.dropna().astype(str).unique()] != categories:
+                orders[name] = categories
+        elif (
+            column.map(type).eq(str).all() and pd.to_numeric(column, errors="coerce").notna().all()
+        ):
+            texts.append(name)
+    index = [*filter(None, table.index.names)]
+    return {"names": names, "index": index, "texts": texts, "orders": orders}
