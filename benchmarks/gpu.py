@@ -1,13 +1,13 @@
 """What a measurement costs on a GPU, and by the length of a text, beside a bare forward pass.
 
-    python -m benchmarks.gpu [--tiny] [--turns 3] [ROW ...]
+    python -m benchmarks.gpu [--size tiny] [--turns 3] [ROW ...]
 
 Models have random weights, since the cost does not depend on them. Each row gives, for the bare
 pass, its seconds and its peak memory; for the average cosines of hidden states by hand and for
 ``measure``, the time over that of the bare pass, of calls that take turns within one run, of the
 first call too, and the peak memory. Memory is that of the device, or else the resident set of the
-process, whose seconds are then those of one core. ``--tiny`` takes small models and few texts, for
-a machine without a GPU; the lengths of texts stay. Rows are printed, and written to
+process, whose seconds are then those of one core. ``--size`` takes smaller models and few texts,
+for a machine without a GPU; the lengths of texts stay. Rows are printed, and written to
 ``benchmarks/results/``, a file each.
 """
 
@@ -39,6 +39,7 @@ MIB = 2**20
 LONGEST = 2**15
 BERT = {
     "base": {},
+    "135m": {},
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
 }
 LLAMA = {
@@ -55,6 +56,14 @@ LLAMA = {
         "num_attention_heads": 32,
         "num_key_value_heads": 32,
         "intermediate_size": 11008,
+    },
+    # That of SmolLM2.
+    "135m": {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
     },
     "tiny": {
         "hidden_size": 64,
@@ -78,7 +87,8 @@ ROWS = {
     "length-16384": ("llama", "1b", 1, 16384),
     "length-32768": ("llama", "1b", 1, LONGEST),
 }
-# Sentences that ``--tiny`` leaves of each of the counts above: one in so many.
+# Sizes for a machine without a GPU, and the part of the texts above that they read: one in so many.
+SMALLER = ("tiny", "135m")
 FEWER = 100
 
 
@@ -159,11 +169,11 @@ def peak_of(call: Call, device: str) -> tuple[float, float]:
     return seconds, int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def compared(name: str, is_tiny: bool, turns: int, device: str) -> dict[str, object]:
+def compared(name: str, smaller: str | None, turns: int, device: str) -> dict[str, object]:
     """A row: the bare pass over some texts, and what else is done with them, over that."""
     kind, size, texts, tokens = ROWS[name]
-    if is_tiny:
-        size = "tiny"
+    if smaller:
+        size = smaller
         texts = max(1, texts // FEWER)
     model = random_model(kind, size, device)
     corpus = corpus_of(model, texts, tokens)
@@ -212,20 +222,22 @@ def main() -> None:
         prog="python -m benchmarks.gpu", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--turns", type=int, default=3, help="calls of each kind (default 3)")
-    parser.add_argument("--tiny", action="store_true", help="small models and few texts")
+    parser.add_argument(
+        "--size", choices=SMALLER, help="smaller models and few texts, for a processor"
+    )
     options = options_with_rows(parser, ROWS)
     if options.turns < 1:
         parser.error(f"--turns is {options.turns}: give 1 or more")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and not options.tiny:
-        parser.error("there is no GPU: give --tiny for small models on the processor")
+    if device == "cpu" and not options.size:
+        parser.error("there is no GPU: give --size tiny for small models on the processor")
     torch.set_num_threads(1)
     machine = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     for name in options.rows:
-        row = compared(name, options.tiny, options.turns, device)
+        row = compared(name, options.size, options.turns, device)
         row["machine"] = f"{machine}, torch {torch.__version__}"
         print(f"{name}: {json.dumps(row)}", flush=True)
-        file = f"{name}-tiny.json" if options.tiny else f"{name}.json"
+        file = f"{name}-{options.size}.json" if options.size else f"{name}.json"
         (RESULTS / file).write_text(json.dumps(row, indent=1) + "\n")
 
 

@@ -206,10 +206,24 @@ def _changed(tree: gast.AST) -> set[gast.Name]:
             if isinstance(function, gast.Attribute):
                 changed |= _base(function)
         elif isinstance(node, gast.For):
-            items = {name.id for name in gast.walk(node.target) if isinstance(name, gast.Name)}
-            if items & {name.id for name in changed}:
-                changed |= {name for name in gast.walk(node.iter) if isinstance(name, gast.Name)}
+            changed_names = {name.id for name in changed}
+            for items, source in _run_over(node):
+                if changed_names & {name.id for name in _names(items)}:
+                    changed |= _names(source)
     return changed
+
+
+def _run_over(loop: gast.For) -> list[tuple[gast.AST, gast.AST]]:
+    """The items of a loop and what they are items of; of ``zip``, each beside its own."""
+    target, source = loop.target, loop.iter
+    zipped = isinstance(source, gast.Call) and getattr(source.func, "id", "") == "zip"
+    if zipped and isinstance(target, gast.Tuple) and len(target.elts) == len(source.args):
+        return [*zip(target.elts, source.args, strict=True)]
+    return [(target, source)]
+
+
+def _names(tree: gast.AST) -> set[gast.Name]:
+    return {name for name in gast.walk(tree) if isinstance(name, gast.Name)}
 
 
 def _base(node: gast.AST) -> set[gast.Name]:

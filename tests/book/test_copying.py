@@ -174,6 +174,7 @@ def test_a_name_that_is_read_needs_its_cell(cell):
         'del table["a"]',
         "for i in range(2):\n    table[i] = i",
         "for row in table:\n    row.clear()",
+        "for i, row in zip(range(2), table, strict=True):\n    row.clear()",
         "for part in table.values():\n    for row in part:\n        row['a'] = 1",
         "if len(table):\n    table = table[1:]",
         "def double():\n    table['a'] = 2",
@@ -191,6 +192,7 @@ def test_a_cell_that_changes_a_value_is_needed_too(change):
         'print(table["a"])',
         "n = len(table)",
         "rows = [r.copy() for r in table]",
+        "for axes, row in zip(grid, table):\n    axes.set(title=row)",
         "f(table)",
     ],
 )
