@@ -46,6 +46,10 @@ MPNET_TABLES = (
     "anisotropy,mean_vector,utterance_similarity,cosine_by_dimension,qk_alignment,attention_entropy,"
     "attention_by_token_type,dimension_means,outlier_dimensions,score_contributions"
 )
+SMOLLM2_TABLES = (
+    "anisotropy,mean_vector,isotropy,norms_by_type,text_entropy,attention_received,"
+    "attention_by_token_type,value_weighted_attention"
+)
 
 
 def run(*arguments: object) -> None:
@@ -202,13 +206,18 @@ def mpnet_base() -> None:
 
 
 def smollm2_135m() -> None:
-    """Tables of ``smollm2-135m`` on Wikipedia, and the verdicts of two pages (ten minutes)."""
+    """Tables of ``smollm2-135m`` on Wikipedia, and the verdicts of five pages (a quarter of an
+    hour).
+    """
     folder = emptied("smollm2-135m")
     data = ("--data", "wikipedia", "--limit", 1500, "--seed", 0)
-    metrics = "anisotropy,mean_vector,isotropy"
-    run("measure", "--model", "smollm2-135m", *data, "--metrics", metrics, "--out", folder)
+    run("measure", "--model", "smollm2-135m", *data, "--metrics", SMOLLM2_TABLES, "--out", folder)
     executed = emptied("executed")
     _anisotropy_pages("smollm2-135m", "wikipedia", executed)
+    given = ("-p", "models", "[smollm2-135m]", "-p", "shipped_models", "[]", "-p", "limit", 1500)
+    for page in ("valleys", "added"):
+        run("run", f"since/{page}", *given, "--out", executed)
+    run("run", "since/sinks", *given, "-p", "image_models", "[]", "--out", executed)
     _verdicts(executed, folder)
 
 
