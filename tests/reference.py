@@ -1714,6 +1714,27 @@ class Reference:
                     rows.append({**row, "ci_low": low, "ci_high": high})
         return pd.DataFrame(rows)
 
+    @table("layer head stable_rank ci_low ci_high utterances", on_request=True)
+    def output_rank(self) -> pd.DataFrame:
+        """Of each text of two queries or more: the sum of the squared singular values of a head's
+        outputs, over the largest.
+        """
+        rows = []
+        for layer in self.attending:
+            for head in self._heads(layer):
+                ranks = []
+                for attention in self._attentions(layer):
+                    values = attention.spaces["value"]
+                    values = values[head // (len(attention.weights) // len(values))]
+                    outputs = attention.weights[head, attention.counted] @ values
+                    sizes = np.linalg.svd(outputs, compute_uv=False) ** 2
+                    ranks.append(np.array([sizes.sum() / sizes[0]] if len(outputs) > 1 else []))
+                value, low, high = self._mean_interval(ranks, range_=(1, math.inf))
+                row = {"layer": layer, "head": head + 1, "stable_rank": value}
+                texts = len(np.concatenate(ranks))
+                rows.append({**row, "ci_low": low, "ci_high": high, "utterances": texts})
+        return pd.DataFrame(rows)
+
     def tables(self) -> dict[str, pd.DataFrame]:
         """Every table by name that makes sense: without attention, those of hidden states."""
         names = [name for name in COLUMNS if self.attending or name in OF_HIDDEN_STATES]

@@ -48,7 +48,7 @@ MPNET_TABLES = (
 )
 SMOLLM2_TABLES = (
     "anisotropy,mean_vector,isotropy,norms_by_type,text_entropy,attention_received,"
-    "attention_by_token_type,value_weighted_attention"
+    "attention_by_token_type,value_weighted_attention,output_rank"
 )
 
 

@@ -108,14 +108,17 @@ def test_without_a_sink_nothing_is_judged():
 # --- Silent sinks and broadcasts -------------------------------------------------------------------
 
 
-def sinks_with(*heads: tuple[float, float], kind="cls", groups=1) -> Planted:
+def sinks_with(*heads: tuple[float, ...], kind="cls", groups=1) -> Planted:
     """Layers of one head, whose candidate has this mass, and a value so many times the others'.
 
+    The third number, if any, is the stable rank of its outputs: else 2 with a sink, 5 without.
     Others are five tokens of the length 2. With more groups, heads share the values of their layer.
     """
-    masses, values = [], []
-    for layer, (mass, ratio) in enumerate(heads, 1):
+    masses, values, ranks = [], [], []
+    for layer, (mass, ratio, *rank) in enumerate(heads, 1):
         for head in range(1, groups + 1):
+            stable_rank = rank[0] if rank else 2 if mass > 0.5 else 5
+            ranks.append({"layer": layer, "head": head, "stable_rank": stable_rank})
             for name, weight in ((kind, mass), ("other", 1 - mass)):
                 row = {"layer": layer, "head": head, "key_type": name, "mass": weight}
                 masses.append(row)
@@ -130,6 +133,7 @@ def sinks_with(*heads: tuple[float, float], kind="cls", groups=1) -> Planted:
     return Planted(
         attention_by_token_type=pd.DataFrame(masses).astype({"key_type": "category"}),
         norms_by_type=pd.DataFrame(values).astype({"token_type": "category", "head": "Int64"}),
+        output_rank=pd.DataFrame(ranks),
     )
 
 
@@ -145,24 +149,32 @@ def sinks(tables: Planted, of_images: bool = False) -> list[str]:
 def test_a_silent_sink_and_a_broadcast_are_both_found(kind, groups):
     # The head without most attention counts for neither, however its value is.
     heads = (0.9, 0.1), (0.7, 1.1), (0.3, 0.0), (0.2, 5.0)
-    assert sinks(sinks_with(*heads, kind=kind, groups=groups)) == [HOLDS, HOLDS]
+    assert sinks(sinks_with(*heads, kind=kind, groups=groups)) == [HOLDS, HOLDS, HOLDS]
+
+
+def test_broadcasts_have_outputs_of_low_rank_or_not():
+    """Beside a silent sink, of whatever rank, and a head without a sink, of rank 5."""
+    others = (0.9, 0.1, 9.0), (0.3, 0.5, 5.0)
+    assert sinks(sinks_with((0.9, 1.1, 1.5), *others))[2] == HOLDS
+    assert sinks(sinks_with((0.9, 1.1, 4.0), *others))[2] == SMALL
+    assert sinks(sinks_with((0.9, 1.1, 6.0), *others))[2] == FAILS
 
 
 def test_sinks_of_one_kind_alone():
-    assert sinks(sinks_with((0.9, 0.1), (0.8, 0.15))) == [HOLDS, FAILS]
-    assert sinks(sinks_with((0.9, 1.2), (0.8, 1.1))) == [FAILS, HOLDS]
+    assert sinks(sinks_with((0.9, 0.1), (0.8, 0.15)))[:2] == [HOLDS, FAILS]
+    assert sinks(sinks_with((0.9, 1.2), (0.8, 1.1)))[:2] == [FAILS, HOLDS]
     # Shorter than others, and not by a fifth.
-    assert sinks(sinks_with((0.9, 0.5), (0.8, 0.6))) == [SMALL, FAILS]
+    assert sinks(sinks_with((0.9, 0.5), (0.8, 0.6)))[:2] == [SMALL, FAILS]
 
 
 def test_without_a_token_that_has_most_attention_nothing_is_judged():
-    assert sinks(sinks_with((0.4, 0.1), (0.5, 2.0))) == [NOT_APPLICABLE, NOT_APPLICABLE]
+    assert sinks(sinks_with((0.4, 0.1), (0.5, 2.0))) == [NOT_APPLICABLE] * 3
 
 
 def test_cls_loses_its_attention_or_gains_it():
     early, late = ((0.9, 1), (0.5, 1), (0.1, 1)), ((0.1, 1), (0.5, 1), (0.9, 1))
-    assert sinks(sinks_with(*early), of_images=True)[2] == HOLDS
-    assert sinks(sinks_with(*late), of_images=True)[2] == FAILS
+    assert sinks(sinks_with(*early), of_images=True)[3] == HOLDS
+    assert sinks(sinks_with(*late), of_images=True)[3] == FAILS
 
 
 # --- Spectra over layers ---------------------------------------------------------------------------
