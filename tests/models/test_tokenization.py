@@ -103,8 +103,8 @@ def test_the_beginning_of_a_pair_is_that_of_the_whole(kind, length):
     one more.
     """
     tokenizer, words = tiny.tokenizer(kind), article().split()
-    texts = [" ".join(words[:count]) for count in (2, 65, 600, 601)]
-    texts += ["a girl " * 700, "[SEP] <s> a girl [MASK] " * 100]
+    texts = [" ".join(words[:count]) for count in (2, 65, 250, 251)]
+    texts += ["a girl " * 250, "[SEP] <s> a girl [MASK] " * 50]
     pairs = [Pair(first, second) for first in texts for second in texts]
     whole, begun = (encoded("it", tokenizer, pairs, length, cut=cut) for cut in (False, True))
     for pair, part, all_of_it in zip(pairs, begun, whole, strict=True):
