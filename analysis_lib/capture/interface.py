@@ -244,12 +244,16 @@ class InterfaceAttention:
         layer = self.layer
         call = self.projections.call
         dtype = query.dtype
-        bias = None if bias is None else wide(bias)
         visibility, mask = layer.visibility(mask, query, key)
-        # The fused kernel is fastest on the given layout (tokens before heads); everything else
-        # wants heads first.
-        as_given = wide(query), wide(key), wide(value)
-        query, key, value = (values.contiguous() for values in as_given)
+        # The fused kernel computes as the model does, in its precision, and is fastest on the given
+        # layout (tokens before heads); everything else wants single precision, and heads first.
+        fused = partial(_fused, query, key, value, scaling=scaling)
+        if bias is None:
+            fused = partial(fused, mask, visibility=visibility)
+        else:
+            fused = partial(fused, _joined(mask, bias.to(dtype)))
+            bias = wide(bias)
+        query, key, value = (wide(values).contiguous() for values in (query, key, value))
         angles = angles_of(call.arguments)
         rotation = self.own[module].rotates
         layer.take(query, key, value, call.key_input, visibility, rotation, angles)
@@ -268,7 +272,7 @@ class InterfaceAttention:
             )
         plain = softcap is None and sinks is None
         if plain and not layer.needs & {WEIGHTS, BLOCKS, LOGITS}:
-            return _fused(*as_given, _joined(mask, bias), scaling, visibility).to(dtype)
+            return fused()
         shared_by = query.shape[1] // key.shape[1]
         if shared_by > 1:
             key = key.repeat_interleave(shared_by, 1)
@@ -298,7 +302,7 @@ class InterfaceAttention:
         )
         layer.activations.attention = attention
         if plain and WEIGHTS not in layer.needs:
-            return _fused(*as_given, _joined(mask, bias), scaling, visibility).to(dtype)
+            return fused()
         indicators = visibility.keys.type_masks.to(query.dtype)
         output, attention.entropy, attention.mass = attend(softmax, value, indicators)
         return output.to(dtype)
@@ -375,7 +379,7 @@ def _fused(
     """The output of attention from the fused kernel of PyTorch.
 
     Args:
-        visibility: what is known of a long mask.
+        visibility: what is known of the mask.
     """
     attend = partial(
         functional.scaled_dot_product_attention,
@@ -383,10 +387,10 @@ def _fused(
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    if not isinstance(mask, LongMask):
-        return attend(query, key, value, mask)
     if visibility is not None and visibility.plain and visibility.causal:
         return attend(query, key, value, is_causal=True)
+    if not isinstance(mask, LongMask):
+        return attend(query, key, value, mask)
     bands = masks.bands(mask.shape, mask.device) if visibility is None else visibility.bands
     outputs = []
     for band in bands:

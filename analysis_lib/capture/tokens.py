@@ -417,7 +417,7 @@ class Visibility:
         hidden: True where the softmax leaves out a key, once a layer has needed it.
         bands: the queries whose rows are made at once, and the keys that they see.
         plain: whether ``causal`` alone says which keys a query sees, since no padding comes before
-            a token; known of long masks.
+            a token.
     """
 
     queries: Tokens
@@ -468,14 +468,11 @@ class Visibility:
                 first = is_key.argmax()
                 last = is_key.flip(0).argmax()
                 ends += [first, count - last]
-        is_prefix = []
-        if is_long:
-            is_padding_last = keys.mask[:, 1:] <= keys.mask[:, :-1]
-            is_prefix.append(is_padding_last.all())
+        is_padding_last = keys.mask[:, 1:] <= keys.mask[:, :-1]
         # In one transfer: each would wait for all pending work of the device.
-        answers = torch.stack([*is_prefix, *is_everyone, *is_causal, *ends]).tolist()
+        answers = torch.stack([is_padding_last.all(), *is_everyone, *is_causal, *ends]).tolist()
         answers = iter(answers)
-        plain = all(itertools.islice(answers, len(is_prefix)))
+        plain = bool(next(answers))
         everyone = all([*itertools.islice(answers, len(some))])
         causal = all([*itertools.islice(answers, len(some))])
         if is_long:
@@ -483,7 +480,7 @@ class Visibility:
         if everyone:
             return cls(queries, keys, bands=some)
         if causal and length == count:
-            return cls(queries, keys, True, bands=some, plain=is_long and plain)
+            return cls(queries, keys, True, bands=some, plain=plain)
         return cls(queries, keys, seen_by=mask, bands=some)
 
     def of_bin(self, bin: Bin) -> "Visibility":
