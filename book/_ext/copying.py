@@ -18,7 +18,7 @@ import gast
 from beniget import DefUseChains
 from docutils import nodes
 from nbformat import NotebookNode
-from notebooks import FIGURES, show_parameters
+from notebooks import FIGURES, show_parameters, table_file
 from sphinx.application import Sphinx
 
 from analysis_book.build.parameters import read_notebook
@@ -272,9 +272,13 @@ def parts_of(source: str) -> tuple[str, str]:
 
 
 def csv_of(cell: NotebookNode) -> str:
-    """The name of the file with the table under the figure of a cell; "" without a figure."""
+    """The name of the file with the table under the figure of a cell; "" without a table."""
     name = cell.metadata.get("mystnb", {}).get("figure", {}).get("name")
-    return f"{name}.csv" if name else ""
+    for output in cell.get("outputs", ()):
+        if name and "text/csv" in output.get("data", {}):
+            (ending,) = table_file(output.data["text/csv"].encode())
+            return f"{name}.{ending}"
+    return ""
 
 
 def reads_tables(cell: NotebookNode) -> str:

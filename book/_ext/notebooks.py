@@ -9,6 +9,7 @@ downloaded has no outputs.
 
 import base64
 import functools
+import gzip
 import html
 import itertools
 import json
@@ -35,6 +36,8 @@ from analysis_book.figures.view import SCRIPT, vega
 
 # The endings of the files of a figure, by the kind of an output.
 KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
+# From so many bytes on, a table is compressed: pandas reads it as it is.
+LARGE_TABLE = 400_000
 # Of what moves, a slider or a view, as analysis_book.figures draws it.
 MOVING = re.compile(
     r'<figure id="(?P<name>[^"]+)" class="(?P<kind>slider|view)">(?P<inner>.*)</figure>', re.DOTALL
@@ -151,6 +154,9 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
             files["png"] = base64.b64decode(files["png"])
         if "svg" in files:
             files["svg"] = _as_file(files["svg"])
+        if "csv" in files:
+            table = files.pop("csv")
+            files |= table_file(table)
         about = cell.metadata.get("mystnb", {})
         if moving := MOVING.search(data.get("text/html", "")):
             *_, last = FRAME.finditer(moving["inner"])
@@ -164,6 +170,13 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
             caption = about["figure"]["caption"]
             numbered[name] = Drawn(caption, about["image"]["alt"], cell in leading, files)
     return numbered
+
+
+def table_file(csv: bytes) -> dict[str, bytes]:
+    """The file of a table, by the ending of its name: ``csv``, or ``csv.gz`` for a large one."""
+    if len(csv) < LARGE_TABLE:
+        return {"csv": csv}
+    return {"csv.gz": gzip.compress(csv, mtime=0)}
 
 
 def _as_file(svg: bytes) -> bytes:

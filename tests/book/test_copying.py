@@ -52,7 +52,7 @@ DRAWS = {"mystnb": {"figure": {"name": "fig-a", "caption": "A."}}}
 
 def drawing(source: str, *cells: str, tables: list[dict]) -> str:
     """The script of a cell that draws these tables, after other cells."""
-    output = new_output("display_data", {"text/csv": ""}, metadata={"tables": tables})
+    output = new_output("display_data", {"text/csv": "x"}, metadata={"tables": tables})
     last = new_code_cell(source, outputs=[output], metadata=DRAWS)
     first = new_code_cell("", metadata={"tags": ["parameters"]})
     cells = [first, *map(new_code_cell, cells), last]

@@ -6,6 +6,7 @@ import re
 import altair as alt
 import nbformat
 import pandas as pd
+from copying import csv_of
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from notebooks import Drawn, figures, finding, lead
@@ -40,6 +41,18 @@ def test_the_finding_is_what_the_tagged_cell_displays():
     ]
     assert finding(new_notebook(cells=cells)) == "It is **so**."
     assert finding(new_notebook(cells=cells[:2])) == ""
+
+
+def test_a_large_table_is_a_compressed_file_that_pandas_and_scripts_read(tmp_path):
+    large = "x,y\n" + "1.2345,0.5\n" * 50_000
+    cell = figure("fig-a", PICTURE | {"text/csv": large})
+    ((name, drawn),) = figures(new_notebook(cells=[cell])).items()
+    assert csv_of(cell) == f"{name}.csv.gz"
+    (tmp_path / csv_of(cell)).write_bytes(drawn.files["csv.gz"])
+    table = pd.read_csv((tmp_path / csv_of(cell)).as_uri())
+    assert table.shape == (50_000, 2)
+    small = figure("fig-a", PICTURE | {"text/csv": "x\n1\n"})
+    assert csv_of(small) == "fig-a.csv"
 
 
 def test_a_figure_has_its_words_and_its_files():
