@@ -296,7 +296,7 @@ def reads_tables(cell: NotebookNode) -> str:
             file += f", dtype={dict.fromkeys(table['texts'], 'str')}"
         reading = f"pd.read_csv({file})"
         if len(tables) > 1:
-            reading += f'.query("table == {number}").dropna(axis="columns", how="all")'
+            reading += f'.query("table == {number}")[{table["columns"]}]'
         if table["index"]:
             reading += f".set_index({table['index']})"
         for name in table["names"]:

@@ -61,8 +61,10 @@ def test_an_output_says_what_its_csv_does_not(monkeypatch):
     axes = line(table, x="x", y="y")
     line(TABLE.set_index("model"), x="x", y="y", ax=axes)
     _, metadata = of_figure(axes.figure)
-    first = {"names": ["table"], "index": [], "texts": ["size"], "orders": {"kind": ["b", "a"]}}
-    second = {"names": [], "index": ["model"], "texts": [], "orders": {}}
+    first = {"names": ["table"], "columns": [*table], "index": []}
+    first |= {"texts": ["size"], "orders": {"kind": ["b", "a"]}}
+    second = {"names": [], "columns": ["model", "x", "y"], "index": ["model"]}
+    second |= {"texts": [], "orders": {}}
     assert metadata == {"tables": [first, second]}
 
 

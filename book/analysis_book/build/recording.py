@@ -110,9 +110,10 @@ def _described(table: pd.DataFrame) -> dict[str, list | dict]:
     """What the CSV of a table does not say.
 
     Returns:
-        ``names``, of the variables of the notebook that are the table; ``index``, the names of its
-        levels; ``texts``, columns of texts that look like numbers; and ``orders``, the categories
-        of columns, as text, where their order is not that of the rows.
+        ``names``, of the variables of the notebook that are the table; ``columns``, with the levels
+        of its index; ``index``, the names of these; ``texts``, columns of texts that look like
+        numbers; and ``orders``, the categories of columns, as text, where their order is not that
+        of the rows.
     """
     shell = get_ipython()
     variables = shell.user_ns if shell else {}
@@ -129,4 +130,5 @@ def _described(table: pd.DataFrame) -> dict[str, list | dict]:
         ):
             texts.append(name)
     index = [*filter(None, table.index.names)]
-    return {"names": names, "index": index, "texts": texts, "orders": orders}
+    columns = [*index, *map(str, table.columns)]
+    return {"names": names, "columns": columns, "index": index, "texts": texts, "orders": orders}
