@@ -22,8 +22,6 @@ from analysis_lib.models.rotations import turn_of, unrotated
 UNROTATED = ("query_unrotated", "key_unrotated")
 SPACES = ("hidden", "final", "attention_input", "query", "key", "value", *UNROTATED)
 WEIGHTS = "weights"
-# The output of the captured weights, with which the model goes on: a check proves them by it.
-PROVEN_WEIGHTS = "proven weights"
 BLOCKS = "blocks"
 LOGITS = "logits"
 SCORES = "scores"

@@ -17,7 +17,6 @@ from analysis_lib.capture.activations import (
     LOSS,
     MASKED,
     OF_ATTENTION,
-    PROVEN_WEIGHTS,
     SCORES,
     SPACES,
     WEIGHTS,
@@ -210,7 +209,7 @@ def _difference(loaded: LoadedModel, batch: Batch, dtype: torch.dtype | None = N
     Args:
         dtype: what is computed in; the precision of the weights by default.
     """
-    needs = frozenset({*SPACES, WEIGHTS, SCORES, PROVEN_WEIGHTS}).difference(loaded.unsupported)
+    needs = frozenset({*SPACES, WEIGHTS, SCORES}).difference(loaded.unsupported)
     with without_gradients(loaded.outer), _full_precision(loaded):
         try:
             with memory_errors(loaded, batch):

@@ -24,7 +24,6 @@ from analysis_lib.capture.activations import (
     BLOCKS,
     LOGITS,
     OF_ATTENTION,
-    PROVEN_WEIGHTS,
     SCORES,
     UNROTATED,
     WEIGHTS,
@@ -305,7 +304,7 @@ class InterfaceAttention:
         if plain and WEIGHTS not in layer.needs:
             return fused()
         indicators = visibility.keys.type_masks.to(query.dtype)
-        if plain and PROVEN_WEIGHTS not in layer.needs:
+        if plain:
             # Hidden states do not depend on what is measured beside them.
             _, attention.entropy, attention.mass = attend(softmax, value[..., :0], indicators)
             return fused()
