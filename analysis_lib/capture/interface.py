@@ -304,10 +304,6 @@ class InterfaceAttention:
         if plain and WEIGHTS not in layer.needs:
             return fused()
         indicators = visibility.keys.type_masks.to(query.dtype)
-        if plain:
-            # Hidden states do not depend on what is measured beside them.
-            _, attention.entropy, attention.mass = attend(softmax, value[..., :0], indicators)
-            return fused()
         output, attention.entropy, attention.mass = attend(softmax, value, indicators)
         return output.to(dtype)
 
