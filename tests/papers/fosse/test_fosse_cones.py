@@ -106,7 +106,7 @@ def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside():
         stage="planted", word=["a", "b", "a", "b"]
     )
     cells = "def label", 'row="stage"'
-    grid = run_cells("classification/direction", *cells, cone=drawn, widest=2.0)["grid"]
+    grid = run_cells("classification/direction", *cells, cone=drawn)["grid"]
     (axes,) = grid.axes.flat
     side = np.sign(drawn["aside"].iloc[0])
     widest = axes.lines[-1].get_xydata()
@@ -116,7 +116,8 @@ def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside():
     words = {text.get_text().strip(): text.xy for text in axes.texts}
     assert words == {"a": pytest.approx(ends[0]), "b": pytest.approx(ends[1])}
     # On its own side, as far out as all that is drawn.
-    assert [abs(text.xyann[0]) for text in axes.texts] == pytest.approx([2.2, 2.2])
+    farthest = drawn[["aside", "along"]].abs().to_numpy().max()
+    assert [abs(text.xyann[0]) for text in axes.texts] == pytest.approx(2 * [1.1 * farthest])
     assert all(text.xyann[0] * text.xy[0] > 0 for text in axes.texts)
     assert axes.get_aspect() == 1
     assert axes.get_title() == "planted"

@@ -294,8 +294,8 @@ def test_layers_of_untrained_models_are_no_cones():
     hate = trials.recorded().query("dataset == 'HateXplain' and entropy_weight == 0")
     names = {"measured": hate[hate["layers"] == 1], "hate": hate}
     cones = run_cells("classification/checks", "cones = layers", **names)["cones"]
-    assert set(cones.reset_index()["stage"]) == {"kept", "last"}
-    full = cones.loc["all of HateXplain"].reset_index()
+    assert set(cones["stage"]) == {"kept", "last"}
+    full = cones[cones["run"] == "all of HateXplain"]
     assert full.groupby("seed").size().tolist() == [2 * 15] * 5
     assert full["variant"].nunique() == 1
 
