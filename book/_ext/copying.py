@@ -18,7 +18,7 @@ import gast
 from beniget import DefUseChains
 from docutils import nodes
 from nbformat import NotebookNode
-from notebooks import FIGURES, show_parameters, table_file
+from notebooks import FIGURES, show_parameters, table_ending
 from sphinx.application import Sphinx
 
 from analysis_book.build.parameters import read_notebook
@@ -71,6 +71,14 @@ def scripts(cells: Sequence[str]) -> list[str]:
         units += statements(number, source)
         whole.append(_script(units, number))
     return whole
+
+
+def last_script(cells: Sequence[str]) -> str:
+    """The script of the last of a notebook's code cells, see :func:`scripts`."""
+    units = []
+    for number, source in enumerate(cells):
+        units += statements(number, source)
+    return _script(units, len(cells) - 1)
 
 
 def _script(units: Sequence[Statement], number: int) -> str:
@@ -250,7 +258,7 @@ def scripts_of(notebook: NotebookNode) -> list[str]:
         if not reading or not EXPERIMENTS.search(whole[number]):
             continue
         computing, drawing = parts_of(cell.source)
-        *_, drawing = scripts([*sources[:number], computing, reading, drawing])
+        drawing = last_script([*sources[:number], computing, reading, drawing])
         if not EXPERIMENTS.search(drawing):
             whole[number] = drawing
     return whole
@@ -276,7 +284,7 @@ def csv_of(cell: NotebookNode) -> str:
     name = cell.metadata.get("mystnb", {}).get("figure", {}).get("name")
     for output in cell.get("outputs", ()):
         if name and "text/csv" in output.get("data", {}):
-            (ending,) = table_file(output.data["text/csv"].encode())
+            ending = table_ending(output.data["text/csv"].encode())
             return f"{name}.{ending}"
     return ""
 
@@ -289,9 +297,12 @@ def reads_tables(cell: NotebookNode) -> str:
     tables = []
     for output in cell.get("outputs", ()):
         tables += output.get("metadata", {}).get("tables", ())
+    name_of_file = csv_of(cell)
+    if not tables or not name_of_file:
+        return ""
     lines = ["import pandas as pd", "", "# The table under the figure."]
     for number, table in enumerate(tables):
-        file = f'"{csv_of(cell)}"'
+        file = f'"{name_of_file}"'
         if table["texts"]:
             file += f", dtype={dict.fromkeys(table['texts'], 'str')}"
         reading = f"pd.read_csv({file})"
@@ -304,7 +315,7 @@ def reads_tables(cell: NotebookNode) -> str:
             for column, order in table["orders"].items():
                 of_column = f'{name}["{column}"]'
                 lines.append(f"{of_column} = pd.Categorical({of_column}.astype(str), {order})")
-    return "\n".join(lines) if csv_of(cell) and tables else ""
+    return "\n".join(lines)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -156,7 +156,8 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
             files["svg"] = _as_file(files["svg"])
         if "csv" in files:
             table = files.pop("csv")
-            files |= table_file(table)
+            ending = table_ending(table)
+            files[ending] = gzip.compress(table, mtime=0) if ending == "csv.gz" else table
         about = cell.metadata.get("mystnb", {})
         if moving := MOVING.search(data.get("text/html", "")):
             *_, last = FRAME.finditer(moving["inner"])
@@ -172,11 +173,9 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
     return numbered
 
 
-def table_file(csv: bytes) -> dict[str, bytes]:
-    """The file of a table, by the ending of its name: ``csv``, or ``csv.gz`` for a large one."""
-    if len(csv) < LARGE_TABLE:
-        return {"csv": csv}
-    return {"csv.gz": gzip.compress(csv, mtime=0)}
+def table_ending(csv: bytes) -> str:
+    """The ending of the name of a table's file: ``csv``, or ``csv.gz`` for a large one."""
+    return "csv" if len(csv) < LARGE_TABLE else "csv.gz"
 
 
 def _as_file(svg: bytes) -> bytes:

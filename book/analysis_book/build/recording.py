@@ -95,8 +95,7 @@ def drawn(figure: Figure) -> pd.DataFrame | None:
     if tables:
         named = []
         for number, table in enumerate(tables):
-            levels = [name for name in table.index.names if name]
-            columns = table.reset_index(levels)
+            columns = table.reset_index(_levels(table))
             if len(tables) > 1:
                 columns.insert(0, "table", number, allow_duplicates=True)
             named.append(columns)
@@ -104,6 +103,11 @@ def drawn(figure: Figure) -> pd.DataFrame | None:
     lines = [line for axes in figure.axes for line in axes.lines]
     points = [(str(line.get_label()), *point) for line in lines for point in line.get_xydata()]
     return pd.DataFrame(points, columns=["line", "x", "y"]) if points else None
+
+
+def _levels(table: pd.DataFrame) -> list[str]:
+    """The names of the levels of a table's index that have one."""
+    return [name for name in table.index.names if name]
 
 
 def _described(table: pd.DataFrame) -> dict[str, list | dict]:
@@ -129,6 +133,6 @@ def _described(table: pd.DataFrame) -> dict[str, list | dict]:
             column.map(type).eq(str).all() and pd.to_numeric(column, errors="coerce").notna().all()
         ):
             texts.append(name)
-    index = [*filter(None, table.index.names)]
+    index = _levels(table)
     columns = [*index, *map(str, table.columns)]
     return {"names": names, "columns": columns, "index": index, "texts": texts, "orders": orders}
