@@ -285,6 +285,12 @@ class AttentionWeights:
             sums[utterances, heads] += values
         return sums
 
+    def by_query_head(
+        self, values: Float[Tensor, "utterance key_head key dim"]
+    ) -> Float[Tensor, "utterance head key dim"]:
+        """Vectors of keys for each head of queries: with grouped queries, a group shares them."""
+        return values.repeat_interleave(self.heads // values.shape[1], 1)
+
     @property
     def is_to_itself(self) -> bool:
         """Whether the keys are the tokens of the queries."""

@@ -38,9 +38,7 @@ class OutputRank(Metric):
         attention = activations.attention
         if attention is None:
             return
-        value = activations.spaces["value"].values
-        # With grouped queries, the queries of a group share its values.
-        value = value.repeat_interleave(attention.heads // value.shape[1], 1)
+        value = attention.by_query_head(activations.spaces["value"].values)
 
         def moment(block: Block) -> Tensor:
             utterances, heads, _ = block.part

@@ -41,9 +41,7 @@ class ValueWeightedAttention(Metric):
         if attention is None:
             return
         keys = attention.visibility.keys
-        value = activations.spaces["value"].values
-        # With grouped queries, the queries of a group share its values.
-        value = value.repeat_interleave(attention.heads // value.shape[1], 1)
+        value = attention.by_query_head(activations.spaces["value"].values)
         of_key = keys.type_masks.to(value.dtype).mT
         masks = of_key.unsqueeze(1)
         by_type = masks.unsqueeze(-1) * value.unsqueeze(3)
