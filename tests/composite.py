@@ -6,6 +6,7 @@ an image processor or a feature extractor with the sizes of the model.
 """
 
 import contextlib
+import copy
 import importlib
 import inspect
 import json
@@ -33,7 +34,9 @@ from analysis_lib.models.pairs import arguments, pair_kinds, readers, without_vi
 SIDE = 32
 PATCH = 8
 # Special tokens in the source of a processor.
-_SPECIAL = re.compile(r"""["'](<[^"'\s{}<>]{1,40}>|\[[A-Z_]+\]|\|[A-Z]+\|)["']""")
+_SPECIAL = re.compile(
+    r"""["'](<[^"'\s{}<>]{1,40}>|\[[A-Z_]+\]|\|[A-Z]+\||\]<\][a-z ]{1,40}\[>\[)["']"""
+)
 _NAMED = re.compile(r"tokenizer(?:\.|, \")(\w+)_token(?:_id)?\b")
 # The shares of the axes of positions in the source of a model.
 _AXES = re.compile(r"\"mrope_section\", (\[[\d, ]+\])")
@@ -107,7 +110,31 @@ SETTINGS: dict[str, tuple[dict, dict, dict]] = {
         {},
     ),
     "lfm2_vl": ({"vision_config": {"patch_size": 16, "num_patches": 256}}, {}, {}),
-    "kimi_k25": ({"vision_config": {"projection_hidden_size": 256}}, {}, {}),
+    "kimi_k25": ({"projection_hidden_size": 256}, {}, {}),
+    "muse_glimmer": ({"out_hidden_size": 1024}, {}, {}),
+    "molmo2": (
+        {
+            "adapter_config": {"vision_feature_layer": [-1, 0]},
+            "vision_config": {"image_size": [SIDE, SIDE], "num_position_embeddings": 16},
+        },
+        {"overlap_margins": [1, 1]},
+        {},
+    ),
+    # The processor takes a number of tokens by a tile for the size of its patches.
+    "cohere2_vision": ({}, {"patch_size": 2}, {}),
+    # Its image processor counts on images of 32 x 32 patches.
+    "phi4_multimodal": (
+        {
+            "vision_config": {"image_size": 448, "patch_size": 14, "crop_size": 448},
+            "audio_config": {
+                "nemo_conv_channels": 256,
+                "depthwise_separable_out_channel": 256,
+                "ext_pw_out_channel": 256,
+            },
+        },
+        {"size": {"height": 448, "width": 448}, "patch_size": 14},
+        {},
+    ),
     "deepseek_vl_hybrid": ({"high_res_vision_config": {"global_attn_indexes": [1]}}, {}, {}),
     "chameleon": (
         {
@@ -127,7 +154,6 @@ SETTINGS: dict[str, tuple[dict, dict, dict]] = {
     ),
     "cosmos3_edge": ({"text_config": {"head_dim": 128}}, {}, {}),
     "dots3_note": ({"text_config": {"per_layer_config": None}}, {}, {}),
-    "molmo2": ({"adapter_config": {"vision_feature_layer": [-1, 0]}}, {}, {}),
     "fun_asr_nano": ({"adaptor_config": {"intermediate_size": 64}}, {}, {}),
     "inkling2": ({"vision_config": {"text_hidden_size": 256}}, {}, {}),
     "cohere_compass": (
@@ -161,7 +187,7 @@ SETTINGS: dict[str, tuple[dict, dict, dict]] = {
     "gemma3": ({"mm_tokens_per_image": 4}, {}, {"image_seq_length": 4}),
 }
 # Processors of types that transformers has no entry for.
-_PROCESSORS = {
+PROCESSORS = {
     "mistral3": "PixtralProcessor",
     "kosmos-2": "Kosmos2Processor",
     "kosmos-2.5": "Kosmos2_5Processor",
@@ -186,7 +212,7 @@ _MEDIA_OF = {
 
 def processor_class(model_type: str) -> type[ProcessorMixin]:
     """The class of the processor of a type of model."""
-    name = PROCESSOR_MAPPING_NAMES.get(model_type) or _PROCESSORS.get(model_type)
+    name = PROCESSOR_MAPPING_NAMES.get(model_type) or PROCESSORS.get(model_type)
     if name is None:
         raise KeyError(f"no processor of {model_type}")
     return getattr(transformers, name)
@@ -539,8 +565,9 @@ def _counts(model: transformers.PreTrainedModel, made: ProcessorMixin) -> dict |
         return None
     for reader in readers(made, kind):
         try:
+            # A copy: a call leaves hooks in the towers of a model.
             with torch.no_grad():
-                model(**arguments(reader, model, *reader.example()))
+                copy.deepcopy(model)(**arguments(reader, model, *reader.example()))
             return None
         except Exception as error:
             match = _MISMATCH.search(str(error))

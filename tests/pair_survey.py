@@ -27,7 +27,7 @@ class TooLongError(BaseException):
 def types() -> list[str]:
     """The types with a processor that has a tokenizer and reads images or sounds."""
     every = []
-    for model_type in sorted(PROCESSOR_MAPPING_NAMES):
+    for model_type in sorted({*PROCESSOR_MAPPING_NAMES, *composite.PROCESSORS}):
         try:
             parts = composite.processor_class(model_type).get_attributes()
         except Exception:

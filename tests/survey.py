@@ -3,6 +3,10 @@
 
 ``python tests/survey.py data/architectures.csv`` takes an hour of one core; with names, those alone
 are tried. Types that read images or sounds together with texts have a further row, of their pairs.
+
+Some types need torchvision, torchaudio or timm. Without a build of them for this PyTorch, their
+parts in Python do: ``pip install --no-deps --target FOLDER torchvision torchaudio timm num2words
+docopt``, from which ``*.so`` and ``torchaudio/lib`` are deleted, and ``FOLDER`` in ``PYTHONPATH``.
 """
 
 import csv
@@ -13,6 +17,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
+# First: transformers imports torchvision.
+import kernels_of_torchvision  # noqa: F401
 import numpy as np
 import pair_survey
 import shrunk
@@ -54,6 +60,7 @@ REASONS = {
     "no small model": "no small model of it was made",
     "(takes more than .*)": r"\1",
     "mask for each": "a mask for each head",
+    "not captured exactly": "its attention is not captured exactly",
 }
 # Of one processor, for each row.
 SECONDS = 180

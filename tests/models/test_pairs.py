@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+import transformers
 from reference import DoublePrecision
 from scipy import signal
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.pairs import pair_kinds
+from analysis_lib.models.probe import traced_with_hidden_states
 
 TYPES = (
     *("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paligemma", "gemma3", "idefics3", "internvl"),
@@ -32,6 +34,8 @@ TYPES = (
 )
 TEXTS = ("a cat, and a dog.", "One tree", "The owl sees, and waits.")
 TOLERANCE = 1e-8
+# Types that transformers does not compute in float64.
+SINGLE = ("kosmos-2",)
 
 
 @dataclass
@@ -64,7 +68,14 @@ def rows(kind: str) -> list[dict[str, object]]:
 def loaded(model_type: str) -> LoadedModel:
     model, processor = composite.build(model_type)
     kind, *_ = pair_kinds(processor)
-    return load_model(naive.in_double(model), processor=processor).reading(kind)
+    model = naive.in_double(model)
+    if model_type in SINGLE:
+        model = model.float()
+    return load_model(model, processor=processor).reading(kind)
+
+
+def tolerance(model_type: str) -> float:
+    return 1e-4 if model_type in SINGLE else TOLERANCE
 
 
 @functools.cache
@@ -108,7 +119,7 @@ def prepared(model: LoadedModel) -> list[dict[str, Tensor]]:
             made["decoder_input_ids"] = ids
         given.append(
             {
-                name: values.double() if values.is_floating_point() else values
+                name: values.to(model.model.dtype) if values.is_floating_point() else values
                 for name, values in made.items()
             }
         )
@@ -140,7 +151,9 @@ def read(model: LoadedModel, given: dict[str, Tensor]) -> Seen:
             hooks += [module.register_forward_pre_hook(note), module.register_forward_hook(note)]
     is_own = any(spec.own for _, spec in model.attending)
     seeing = products if is_own else nullcontext()
-    with DoublePrecision(), naive._recorded(whole, projections) as calls, seeing:
+    is_double = whole.dtype == torch.float64
+    precision = DoublePrecision() if is_double else nullcontext()
+    with precision, naive._recorded(whole, projections) as calls, seeing:
         output = whole(**given, output_hidden_states=True, **_without_cache(whole))
     for hook in hooks:
         hook.remove()
@@ -220,7 +233,8 @@ def _note_softmaxes(own: dict, path: str, products: naive._Products, *_: object)
 
 
 def _sequences(vectors: Tensor) -> np.ndarray:
-    vectors = vectors.detach()
+    # A copy: GraniteSpeech adds to the output of a block in place.
+    vectors = vectors.detach().clone()
     return (vectors.unsqueeze(0) if vectors.dim() == 2 else vectors).numpy()
 
 
@@ -275,7 +289,7 @@ def test_hidden_states(model_type):
             # Vectors of zeros, such as those of empty tiles, have no direction.
             vectors = [sequence[sequence.any(-1)] for sequence in vectors]
             measured = rows["cosine"][rows["layer"] == layer].item()
-            assert measured == pytest.approx(naive.cosine(vectors), abs=TOLERANCE)
+            assert measured == pytest.approx(naive.cosine(vectors), abs=tolerance(model_type))
 
 
 def attended(model_type: str) -> list[tuple[int, list[naive.Attended]]]:
@@ -297,7 +311,7 @@ def attended(model_type: str) -> list[tuple[int, list[naive.Attended]]]:
 def test_queries_keys_values_and_entropies(model_type):
     made = tables(model_type)
     for layer, of_texts in attended(model_type):
-        naive.assert_attention_agrees(made, layer, of_texts, TOLERANCE)
+        naive.assert_attention_agrees(made, layer, of_texts, tolerance(model_type))
 
 
 @every_type
@@ -310,7 +324,7 @@ def test_contributions(model_type):
             sums = sum(one.contributions[head - 1].sum(0) for one in of_texts)
             wanted = sums / sum(one.pairs for one in of_texts)
             np.testing.assert_allclose(
-                of_head["contribution"], wanted, atol=TOLERANCE * abs(wanted).max()
+                of_head["contribution"], wanted, atol=tolerance(model_type) * abs(wanted).max()
             )
 
 
@@ -320,3 +334,28 @@ def test_a_model_of_pairs_says_all_that_it_reads():
         AnalysisError, match=r"reads texts or images with texts and .* holds images"
     ):
         measure(model, load_corpus("digits", limit=2), "anisotropy", progress=False)
+
+
+def test_a_model_that_has_read_an_image_is_traced_and_works_afterwards():
+    # With the hooks of two calls, it fails: see ``findings/transformers-phi4-hidden-states.sh``.
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = small | {"image_size": 32, "patch_size": 8, "crop_size": 32, "image_token_id": 97}
+    channels = ("ext_pw_out_channel", "depthwise_separable_out_channel", "nemo_conv_channels")
+    audio = small | {"num_blocks": 1, "audio_token_id": 98} | dict.fromkeys(channels, 32)
+    tokens = {"vocab_size": 99, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.Phi4MultimodalConfig(
+        **small, **tokens, num_key_value_heads=2, vision_config=vision, audio_config=audio
+    )
+    model = transformers.Phi4MultimodalModel(config).eval()
+    inputs = {
+        "input_ids": torch.tensor([[5, *[97] * 13, 6, 7]]),
+        "image_pixel_values": torch.rand(1, 2, 3, 32, 32),
+        "image_sizes": torch.tensor([[32, 32]]),
+        "image_attention_mask": torch.ones(1, 2, 4, 4),
+    }
+    with torch.no_grad():
+        before = model(**inputs).last_hidden_state
+        trace = traced_with_hidden_states(model, inputs)
+        after = model(**inputs).last_hidden_state
+    assert torch.equal(trace.output.last_hidden_state, before)
+    assert torch.equal(after, before)
