@@ -42,6 +42,7 @@ from analysis_lib.models.devices import without_gradients
 from analysis_lib.models.factors import AttentionSeen
 from analysis_lib.models.pairs import MEDIA
 from analysis_lib.models.parts import Attention, Stack
+from analysis_lib.models.probe import attention_restored
 
 
 class NotCaptured(AnalysisError):
@@ -147,20 +148,19 @@ def _capturing(loaded: LoadedModel, blocks: "_Blocks") -> Iterator[None]:
     """
     specs = [spec for _, spec in loaded.attending]
     parts = _parts_on_interface(loaded)
-    before = [part.config._attn_implementation for part in parts]
     handles = []
-    try:
-        handles.extend(blocks.attach())
-        for part in parts:
-            part.set_attn_implementation(IMPLEMENTATION)
-        computed = blocks.seen if any(spec.own for spec in specs) else nullcontext()
-        with attended_by(blocks.interface.own, blocks.interface.attend), computed:
-            yield
-    finally:
-        for part, implementation in zip(parts, before, strict=True):
-            part.set_attn_implementation(implementation)
-        for handle in handles:
-            handle.remove()
+    with attention_restored(loaded.model) as implementations:
+        eager = {id(config) for config, name in implementations if name == "eager"}
+        try:
+            handles.extend(blocks.attach())
+            for part in parts:
+                part.set_attn_implementation(IMPLEMENTATION)
+            computed = blocks.seen if any(spec.own for spec in specs) else nullcontext()
+            with attended_by(blocks.interface.own, blocks.interface.attend, eager), computed:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _parts_on_interface(loaded: LoadedModel) -> list[PreTrainedModel]:

@@ -48,15 +48,21 @@ IMPLEMENTATION = "analysis_lib"
 # Function that computes the output of attention by head, from module, query, key, value, mask, bias
 # and scaling.
 Attend = Callable[..., Tensor]
-_under_way: ContextVar[tuple[Collection[nn.Module], Attend | None]] = ContextVar(
-    "_under_way", default=((), None)
+_under_way: ContextVar[tuple[Collection[nn.Module], Attend | None, Collection[int]]] = ContextVar(
+    "_under_way", default=((), None, ())
 )
 
 
 @contextmanager
-def attended_by(modules: Collection[nn.Module], attend: Attend) -> Iterator[None]:
-    """Let ``attend`` compute the attention of modules that run with ``IMPLEMENTATION``."""
-    token = _under_way.set((modules, attend))
+def attended_by(
+    modules: Collection[nn.Module], attend: Attend, eager: Collection[int] = ()
+) -> Iterator[None]:
+    """Let ``attend`` compute the attention of modules that run with ``IMPLEMENTATION``.
+
+    Args:
+        eager: the ids of the configurations of parts that attend eagerly otherwise.
+    """
+    token = _under_way.set((modules, attend, eager))
     try:
         yield
     finally:
@@ -327,10 +333,12 @@ def _attention_function(
         scaling = query.shape[-1] ** -0.5
     query, scaling = _unscaled(module, query, scaling)
     mask, bias = _mask_and_bias(attention_mask, position_bias)
+    modules, attend, eager = _under_way.get()
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-    if mask is None and causal and query.shape[2] > 1:
+    # Without a mask, eager attention hides nothing.
+    causal = causal and id(getattr(module, "config", None)) not in eager
+    if attention_mask is None and causal and query.shape[2] > 1:
         mask = masks.causal(query.shape[2], key.shape[2], query.device)
-    modules, attend = _under_way.get()
     if module in modules:
         output = attend(module, query, key, value, mask, bias, scaling, softcap, s_aux)
     elif softcap is not None or s_aux is not None:

@@ -9,7 +9,12 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -265,13 +270,31 @@ AttentionMaskInterface.register(PROBE, sdpa_mask)
 @contextmanager
 def probed(model: PreTrainedModel) -> Iterator[None]:
     """A context in which a model runs with the attention function of a probe, if it accepts one."""
-    before = model.config._attn_implementation
-    with suppress(ValueError):
-        model.set_attn_implementation(PROBE)
-    try:
+    with attention_restored(model):
+        with suppress(ValueError):
+            model.set_attn_implementation(PROBE)
         yield
+
+
+@contextmanager
+def attention_restored(model: nn.Module) -> Iterator[list[tuple[PreTrainedConfig, str | None]]]:
+    """A context on leaving which each part of a model attends as before.
+
+    It gives the configurations of the parts, outer ones first, with their attention
+    implementation, which may differ between parts.
+    """
+    before = []
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            parts = [getattr(module.config, name, None) for name in module.config.sub_configs]
+            for config in filter(None, (module.config, *parts)):
+                before.append((config, config._attn_implementation))
+    try:
+        yield before
     finally:
-        model.set_attn_implementation(before)
+        for config, implementation in before:
+            # It goes to the parts of this configuration, too, which follow.
+            config._attn_implementation = implementation
 
 
 @contextmanager

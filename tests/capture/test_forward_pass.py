@@ -7,9 +7,12 @@ import jaxtyping
 import pytest
 import tiny
 import torch
+import transformers
 from clouds import tokens_of
 from passes import EVERYTHING, LONG, SHORT, attentions, batch_of, captured, first_batch
 from reference import DoublePrecision
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from analysis_lib import LoadedModel, load_model
 from analysis_lib.capture import (
@@ -223,7 +226,7 @@ def assert_left_as_it_was(loaded: LoadedModel, batch: Batch) -> None:
         assert hooks_of(loaded) == before
         assert loaded.model.config._attn_implementation == implementation
         assert not loaded.lock.locked()
-        assert interface._under_way.get() == ((), None)
+        assert interface._under_way.get() == ((), None, ())
     assert len(captured(loaded, batch)) == layers
     assert hooks_of(loaded) == before
 
@@ -341,3 +344,37 @@ def test_shapes_are_enforced_while_tests_run():
         )
     with pytest.raises(jaxtyping.TypeCheckError):
         Tokens(torch.ones(2, 3) > 0, torch.zeros(2, 4).long(), (0, 0))
+
+
+class _Marked(torch.nn.Module):
+    """An attention module that is marked as causal."""
+
+    is_causal = True
+    num_key_value_groups = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = transformers.PreTrainedConfig()
+        self.eval()
+
+
+def test_a_module_marked_as_causal_attends_as_by_sdpa():
+    module = _Marked()
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 1, 2, 5, 4, generator=generator)
+    biases = torch.randn(1, 2, 5, 5, generator=generator)
+    attend = transformers.AttentionInterface()[interface.IMPLEMENTATION]
+    for mask in (None, biases):
+        wanted, _ = sdpa_attention_forward(module, query, key, value, mask)
+        torch.testing.assert_close(attend(module, query, key, value, mask)[0], wanted)
+
+
+def test_without_a_mask_eager_attention_hides_nothing():
+    # sdpa hides later keys: see ``findings/transformers-phi4-pictures.sh``.
+    module = _Marked()
+    query, key, value = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+    attend = transformers.AttentionInterface()[interface.IMPLEMENTATION]
+    with interface.attended_by((), interface.attend, {id(module.config)}):
+        output, _ = attend(module, query, key, value, None)
+    wanted, _ = eager_attention_forward(module, query, key, value, None, scaling=0.5)
+    torch.testing.assert_close(output, wanted)
