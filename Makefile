@@ -45,8 +45,16 @@ record: setup
 
 # In a process per type, which has a limit of time and of memory. `make atlas TRANSFORMERS=5.24.0` makes the rows of another version, and keeps the others.
 atlas: export HF_HUB_OFFLINE = 1
-atlas: setup $(TRANSFORMERS:%=.venv/.transformers-%)
-	PYTHONPATH=$(TRANSFORMERS:%=.venv/.transformers-%) $(BIN)/python -m analysis_book.atlas.building data/transformers_outputs.csv
+atlas: setup .venv/.vision $(TRANSFORMERS:%=.venv/.transformers-%)
+	PYTHONPATH=$(TRANSFORMERS:%=.venv/.transformers-%:).venv/.vision $(BIN)/python -m analysis_book.atlas.building data/transformers_outputs.csv
+
+# What some types need, of which there is no build for this PyTorch: the parts in Python. torchvision is imported only if its kernels are declared.
+.venv/.vision: .venv/.installed
+	rm -rf $@ $@.part
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --target $@.part torchvision==0.28.0 torchaudio==2.11.1 timm==1.0.31 num2words==0.5.14 docopt==0.6.2
+	rm -rf $@.part/torchaudio/lib $@.part/torchvision/*.so
+	cp tests/declared_kernels.py $@.part/sitecustomize.py
+	mv $@.part $@
 
 .venv/.transformers-%: .venv/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --target $@ transformers==$*

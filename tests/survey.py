@@ -4,9 +4,8 @@
 ``python tests/survey.py data/architectures.csv`` takes an hour of one core; with names, those alone
 are tried. Types that read images or sounds together with texts have a further row, of their pairs.
 
-Some types need torchvision, torchaudio or timm. Without a build of them for this PyTorch, their
-parts in Python do: ``pip install --no-deps --target FOLDER torchvision torchaudio timm num2words
-docopt``, from which ``*.so`` and ``torchaudio/lib`` are deleted, and ``FOLDER`` in ``PYTHONPATH``.
+Some types need torchvision, torchaudio or timm, whose parts in Python do: ``make .venv/.vision``,
+with that folder in ``PYTHONPATH``.
 """
 
 import csv
@@ -17,8 +16,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-# First: transformers imports torchvision.
-import kernels_of_torchvision  # noqa: F401
 import numpy as np
 import pair_survey
 import shrunk
