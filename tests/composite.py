@@ -6,7 +6,6 @@ an image processor or a feature extractor with the sizes of the model.
 """
 
 import contextlib
-import copy
 import importlib
 import inspect
 import json
@@ -565,9 +564,8 @@ def _counts(model: transformers.PreTrainedModel, made: ProcessorMixin) -> dict |
         return None
     for reader in readers(made, kind):
         try:
-            # A copy: a call leaves hooks in the towers of a model.
             with torch.no_grad():
-                copy.deepcopy(model)(**arguments(reader, model, *reader.example()))
+                model(**arguments(reader, model, *reader.example()))
             return None
         except Exception as error:
             match = _MISMATCH.search(str(error))

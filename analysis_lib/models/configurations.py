@@ -14,6 +14,7 @@ from torch import Size
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.checkpoint import OLD_BUFFERS, is_unmeasured, tensors_of, weight_files
+from analysis_lib.models.probe import with_parts
 
 CONFIGS = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 # Settings that make transformers download and run code if their value names a repository.
@@ -122,8 +123,8 @@ def _settings(path: Path) -> Mapping:
 
 def choose_attention(config: transformers.PreTrainedConfig) -> None:
     """Use the default attention for a configuration that asks for flash attention or the like."""
-    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
-    if any(getattr(part, "_attn_implementation", None) not in ATTENTION for part in parts):
+    attention = [getattr(part, "_attn_implementation", None) for part in with_parts(config)]
+    if any(implementation not in ATTENTION for implementation in attention):
         config._attn_implementation = None
 
 

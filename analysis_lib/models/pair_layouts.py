@@ -32,8 +32,13 @@ from analysis_lib.models.reading import first_line
 # Kinds of tokens of a stack whose model puts an image or a sound before its text or after it.
 BESIDE = ("before", "after")
 # Names of the arguments that hold an image or a sound.
-FILES = {"pixel_values", "image_pixel_values", "input_features", "input_values"}
-FILES |= {"audio_input_features"}
+FILES = {
+    "pixel_values",
+    "image_pixel_values",
+    "input_values",
+    "input_features",
+    "audio_input_features",
+}
 # Outputs of models with two towers that hold the vector of a text.
 _OF_TEXTS = ("text_embeds", "text_audio_embeds")
 

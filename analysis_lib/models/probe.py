@@ -223,6 +223,8 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, object], **options: obje
     """
     trace = Trace(model, inputs)
     with ExitStack() as undo:
+        # Another pass must not meet the hooks of this one: Phi-4 Multimodal fails with them.
+        undo.enter_context(_without_new_hooks(model))
         undo.callback(_current.reset, _current.set(trace))
         for module in model.modules():
             undo.callback(module.register_forward_pre_hook(trace.begin, with_kwargs=True).remove)
@@ -235,11 +237,9 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, object], **options: obje
 
 def traced_with_hidden_states(model: PreTrainedModel, inputs: Mapping[str, object]) -> Trace:
     """Trace of one pass in which a model returns its hidden states, if it can."""
-    # A second pass must not meet the hooks of the first: Phi-4 Multimodal fails with them.
-    with suppress(Exception), _without_new_hooks(model):  # Models fail in many ways.
+    with suppress(Exception):  # Models fail in many ways.
         return traced(model, inputs, output_hidden_states=True)
-    with _without_new_hooks(model):
-        return traced(model, inputs)
+    return traced(model, inputs)
 
 
 _current: ContextVar[Trace | None] = ContextVar("_current", default=None)
@@ -276,6 +276,12 @@ def probed(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
+def with_parts(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """A configuration, and those of the parts of its model that it holds."""
+    parts = [getattr(config, name, None) for name in config.sub_configs]
+    return [config, *(part for part in parts if part is not None)]
+
+
 @contextmanager
 def attention_restored(model: nn.Module) -> Iterator[list[tuple[PreTrainedConfig, str | None]]]:
     """A context on leaving which each part of a model attends as before.
@@ -286,8 +292,7 @@ def attention_restored(model: nn.Module) -> Iterator[list[tuple[PreTrainedConfig
     before = []
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            parts = [getattr(module.config, name, None) for name in module.config.sub_configs]
-            for config in filter(None, (module.config, *parts)):
+            for config in with_parts(module.config):
                 before.append((config, config._attn_implementation))
     try:
         yield before
