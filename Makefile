@@ -51,7 +51,8 @@ atlas: setup .venv/.vision $(TRANSFORMERS:%=.venv/.transformers-%)
 # What some types need, of which there is no build for this PyTorch: the parts in Python. torchvision is imported only if its kernels are declared.
 .venv/.vision: .venv/.installed
 	rm -rf $@ $@.part
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --target $@.part torchvision==0.28.0 torchaudio==2.11.1 timm==1.0.31 num2words==0.5.14 docopt==0.6.2
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --target $@.part torchvision==0.28.0 torchaudio==2.11.1 timm==1.0.31 num2words==0.5.14 docopt==0.6.2 \
+	    mistral-common==1.13.1 tiktoken==0.14.0 pydantic-extra-types==2.11.1 pycountry==26.2.16
 	rm -rf $@.part/torchaudio/lib $@.part/torchvision/*.so
 	cp tests/declared_kernels.py $@.part/sitecustomize.py
 	mv $@.part $@

@@ -32,6 +32,11 @@ SUFFIXES = (".py", ".mplstyle", ".js", ".css")
 READ_BY_LIBRARY = ("architectures.yml", "folders.yml")
 # Packages whose versions decide numbers.
 COMPUTING = ("torch", "transformers", "tokenizers", "numpy")
+# Others that decide, where they are installed, how transformers reads and computes.
+CHOOSING = (
+    *("torchvision", "torchaudio", "timm", "mistral_common", "kernels"),
+    *("flash-attn", "flash-linear-attention", "causal-conv1d", "mamba-ssm"),
+)
 # Names of stored data: folders end in a hash; locks and scratch folders are named after them.
 KEPT = re.compile(r".+-[0-9a-f]{12}([0-9a-f]{4})?(\.lock|-\w{8})?")
 
@@ -42,7 +47,12 @@ def key(*parts: object) -> str:
 
 
 # Cached, since a page may measure a hundred times.
-installed_version = functools.cache(importlib.metadata.version)
+@functools.cache
+def installed_version(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
 
 
 @functools.cache
@@ -57,9 +67,9 @@ def library_hash() -> str:
     return whole.hexdigest()
 
 
-def computing_versions() -> list[str]:
-    """The hash of the library, and the versions of the packages that compute."""
-    return [library_hash(), *map(installed_version, COMPUTING)]
+def computing_versions() -> list[str | None]:
+    """The hash of the library, and the versions of the packages that compute or choose how."""
+    return [library_hash(), *map(installed_version, (*COMPUTING, *CHOOSING))]
 
 
 # --- Folders of separate files --------------------------------------------------------------------

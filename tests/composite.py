@@ -5,11 +5,13 @@ names for the type, around a tokenizer of bytes with the special tokens that its
 an image processor or a feature extractor with the sizes of the model.
 """
 
+import base64
 import contextlib
 import importlib
 import inspect
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,6 +186,12 @@ SETTINGS: dict[str, tuple[dict, dict, dict]] = {
         {},
     ),
     "gemma3": ({"mm_tokens_per_image": 4}, {}, {"image_seq_length": 4}),
+    # Its processor reads 30 seconds at once, and its projector reads four frames for a token.
+    "voxtral": (
+        {"audio_config": {"max_source_positions": 1500, "intermediate_size": 1024}},
+        {},
+        {},
+    ),
 }
 # Processors of types that transformers has no entry for.
 PROCESSORS = {
@@ -242,6 +250,55 @@ def tokenizer(*sources: str) -> transformers.PreTrainedTokenizerFast:
         model_max_length=1024,
         **{f"{name}_token": token for name, token in _FRAME.items()},
     )
+
+
+def mistral_tokenizer() -> transformers.PreTrainedTokenizerBase:
+    """A tokenizer of mistral-common that reads :func:`write_tekken`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_tekken(Path(folder))
+        return transformers.MistralCommonBackend(tokenizer_path=str(path))
+
+
+def write_tekken(folder: Path) -> Path:
+    """Write a small tokenizer of bytes, with tokens of sounds, in the form of mistral-common."""
+    characters = [bytes([byte]) for byte in range(256)]
+    vocabulary = [
+        {"rank": rank, "token_bytes": base64.b64encode(piece).decode(), "token_str": None}
+        for rank, piece in enumerate(characters)
+    ]
+    special = [
+        {"rank": rank, "token_str": _MISTRAL.get(rank, f"<SPECIAL_{rank}>"), "is_control": True}
+        for rank in range(_MISTRAL_SPECIAL)
+    ]
+    config = {
+        "pattern": r"\S+|\s+",
+        "num_vocab_tokens": len(vocabulary),
+        "default_vocab_size": len(vocabulary) + len(special),
+        "default_num_special_tokens": len(special),
+        "version": "v7",
+    }
+    spectrogram = {"num_mel_bins": 80, "hop_length": 160, "window_size": 400}
+    audio = {
+        "sampling_rate": 16000,
+        "frame_rate": 12.5,
+        "audio_encoding_config": spectrogram,
+        "chunk_length_s": 30.0,
+    }
+    content = {"config": config, "vocab": vocabulary, "special_tokens": special, "audio": audio}
+    path = folder / "tekken.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+# Special tokens of Mistral's tokenizers by their ids, as published, and how many there are.
+_MISTRAL = {
+    **dict(enumerate(("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]"))),
+    **{6: "[/AVAILABLE_TOOLS]", 7: "[TOOL_RESULTS]", 8: "[/TOOL_RESULTS]", 9: "[TOOL_CALLS]"},
+    **{10: "[IMG]", 11: "<pad>", 12: "[IMG_BREAK]", 13: "[IMG_END]", 14: "[PREFIX]"},
+    **{15: "[MIDDLE]", 16: "[SUFFIX]", 17: "[SYSTEM_PROMPT]", 18: "[/SYSTEM_PROMPT]"},
+    **{19: "[TOOL_CONTENT]", 24: "[AUDIO]", 25: "[BEGIN_AUDIO]", 34: "[TRANSCRIBE]"},
+}
+_MISTRAL_SPECIAL = 40
 
 
 # --- The configuration ----------------------------------------------------------------------------
@@ -539,7 +596,10 @@ def processor(
 
 def build(model_type: str, seed: int = 0) -> tuple[transformers.PreTrainedModel, ProcessorMixin]:
     """A random model of a type, without a head, and its processor."""
-    reads = tokenizer(_source(processor_class(model_type)), _source(CONFIG_MAPPING[model_type]))
+    if model_type == "voxtral":
+        reads = mistral_tokenizer()
+    else:
+        reads = tokenizer(_source(processor_class(model_type)), _source(CONFIG_MAPPING[model_type]))
     counts: dict[str, int] = {}
     for _ in range(4):
         config = configuration(model_type, len(reads))

@@ -199,8 +199,7 @@ def _added(reader: PairReader, ids: Tensor, item: Captioned, ends: Sequence[int]
     Args:
         ends: the special tokens around a text, which are none of them.
     """
-    prompt = reader.prompt(item.text, len(item.media))
-    plain = reader.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    plain = reader.plain_ids(item.text, len(item.media))
     own = ids[0].tolist()
     special = {*reader.tokenizer.all_special_ids}.difference(ends)
     before = _common(own, plain, ends)

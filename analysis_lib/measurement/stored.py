@@ -177,8 +177,8 @@ def identity_of_library() -> dict[str, str]:
         SHARDS_PER_BRANCH,
     ]
     known = {"version of analysis_lib": store.key(store.library_hash(), how_merged)[:DIGITS]}
-    for name in store.COMPUTING:
-        known[f"version of {name}"] = store.installed_version(name)
+    for name in (*store.COMPUTING, *store.CHOOSING):
+        known[f"version of {name}"] = store.installed_version(name) or "none"
     return known
 
 

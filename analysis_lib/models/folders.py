@@ -24,9 +24,11 @@ from analysis_lib.models.names import (
 ADAPTER = "adapter_config.json"
 # Prefix of the folders that Trainer leaves in the folder of its run.
 CHECKPOINT = "checkpoint-"
+# The tokenizer of mistral-common.
+MISTRAL = "tekken.json"
 # Files of which one holds the vocabulary of a tokenizer, and files about the preparation of images
 # or sounds.
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", MISTRAL, "*.model")
 PREPARATION = "preprocessor_config.json"
 # The file of a processor that reads images or sounds with texts.
 COMPOSITE = "processor_config.json"

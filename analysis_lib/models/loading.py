@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import torch
 import transformers
 from torch import nn
+from transformers.utils import is_mistral_common_available
 
 from analysis_lib.errors import (
     AnalysisError,
@@ -38,6 +39,7 @@ from analysis_lib.models.folders import (
     ADAPTER,
     CHECKPOINT,
     COMPOSITE,
+    MISTRAL,
     PREPARATION,
     adapter_base,
     file_hashes,
@@ -490,7 +492,23 @@ def read_processor(
         options = {}
         if kind == "text" and config is not None and not _states_type(folder):
             options["config"] = config
-        return PROCESSORS[kind].from_pretrained(folder, **options, **LOCALLY)
+        made = PROCESSORS[kind].from_pretrained(folder, **options, **LOCALLY)
+    if kind == "text":
+        _note_mistral(name, folder)
+    return made
+
+
+def _note_mistral(name: str, folder: Path) -> None:
+    """Log a note if a tokenizer of mistral-common is read without it."""
+    is_alone = (folder / MISTRAL).is_file() and not (folder / "tokenizer.json").is_file()
+    if not is_alone or is_mistral_common_available():
+        return
+    logging.getLogger(__name__).warning(
+        "note: %s: without mistral-common, transformers reads its %s so that no <s> begins a text: "
+        'run pip install "mistral-common[audio]"',
+        name,
+        MISTRAL,
+    )
 
 
 def read_composite(

@@ -4,18 +4,22 @@ A processor of transformers puts the tokens of an image or a sound at a placehol
 Which placeholder it is, or whether a chat template puts it there, is tried out on an example.
 """
 
-from collections.abc import Iterator, Sequence
+import base64
+import inspect
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, ProcessorMixin
 from transformers.models.auto.video_processing_auto import AutoVideoProcessor
-from transformers.utils import is_torchvision_available
+from transformers.utils import is_mistral_common_available, is_torchvision_available
 
 from analysis_lib.errors import AnalysisError, require_extra
 from analysis_lib.models.calls import signature_of
@@ -126,26 +130,40 @@ class PairReader:
                 f"{self.medium}: leave it out"
             )
         try:
-            prompt = self.prompt(text, len(media))
-            # One image as it is, which every processor reads.
-            content = media[0] if len(media) == 1 else [*media]
-            options = {"return_tensors": "pt"}
-            if length is not None:
-                options |= {"padding": "max_length", "max_length": length}
-            start = getattr(self.tokenizer, "bos_token", None)
-            if start and self.placeholder is None and prompt.startswith(start):
-                # The template has put it there already.
-                options["add_special_tokens"] = False
-            if self.medium == "image":
-                made = self.processor(images=content, text=prompt, **options)
-            else:
-                rate = self.sampling_rate
-                made = self.processor(audio=content, text=prompt, sampling_rate=rate, **options)
+            made = self._made(media, text, length)
             return {name: _tensor(values) for name, values in made.items()}
         except Exception as error:  # Processors and templates fail in many ways.
             raise AnalysisError(
                 f"its {type(self.processor).__name__} cannot read it ({first_line(error)})"
             ) from error
+
+    def _made(
+        self, media: "Sequence[Image | np.ndarray]", text: str, length: int | None
+    ) -> Mapping[str, object]:
+        """What the processor makes of images, or of samples, and a text."""
+        prompt = self.prompt(text, len(media))
+        # One image as it is, which every processor reads.
+        content = media[0] if len(media) == 1 else [*media]
+        options = {"return_tensors": "pt"}
+        if length is not None:
+            options |= {"padding": "max_length", "max_length": length}
+        start = getattr(self.tokenizer, "bos_token", None)
+        if start and self.placeholder is None and prompt.startswith(start):
+            # The template has put it there already.
+            options["add_special_tokens"] = False
+        if self.medium == "image":
+            return self.processor(images=content, text=prompt, **options)
+        rate = self.sampling_rate
+        return self.processor(audio=content, text=prompt, sampling_rate=rate, **options)
+
+    def plain_ids(self, text: str, count: int) -> list[int]:
+        """The tokens of a text with placeholders, before the processor puts others in their place.
+
+        Args:
+            count: the number of images or sounds.
+        """
+        prompt = self.prompt(text, count)
+        return self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
 
     def example(self) -> tuple[list["Image | np.ndarray"], str]:
         """An image or the samples of a sound, in a list, and a text."""
@@ -174,6 +192,35 @@ class PairReader:
         return self.tokenizer.decode([known[index % len(known)] for index in range(len(ids))])
 
 
+class MessageReader(PairReader):
+    """A processor that reads a sound in a message only, as Voxtral's does through mistral-common.
+
+    It is given the sound as a WAV file of floating-point samples, in base64.
+    """
+
+    def _made(
+        self, media: Sequence[np.ndarray], text: str, length: int | None
+    ) -> Mapping[str, object]:
+        content = []
+        for samples in media:
+            file = io.BytesIO()
+            scipy.io.wavfile.write(file, self.sampling_rate, samples)
+            content.append({"type": "audio", "base64": base64.b64encode(file.getvalue()).decode()})
+        content.append({"type": "text", "text": text})
+        return self.processor.apply_chat_template([{"role": "user", "content": content}])
+
+    def plain_ids(self, text: str, count: int) -> list[int]:
+        """The tokens of a message with the text alone."""
+        return self.tokenizer.apply_chat_template([{"role": "user", "content": text}])["input_ids"]
+
+
+def _reads_messages(processor: ProcessorMixin, kind: str) -> bool:
+    """Whether a processor reads a text when it is called, and its images or sounds elsewhere."""
+    arguments = inspect.signature(type(processor).__call__).parameters
+    argument = {"image": "images", "audio": "audio"}[MEDIA[kind]]
+    return "text" in arguments and argument not in arguments
+
+
 def _tensor(values: object) -> Tensor:
     """A tensor of what a processor returns, which may be an array or a list."""
     if isinstance(values, list) and values and isinstance(values[0], Tensor):
@@ -187,7 +234,18 @@ def readers(processor: ProcessorMixin, kind: str) -> Iterator[PairReader]:
     A chat template comes first: there is no other way if it is the processor's own. A tokenizer's
     may be for texts alone. Then come the placeholders that the processor and its tokenizer name,
     and the text alone, before which some processors put the placeholder themselves.
+
+    Raises:
+        AnalysisError: it reads sounds through mistral-common, which is not installed.
     """
+    if _reads_messages(processor, kind):
+        if not is_mistral_common_available():
+            raise AnalysisError(
+                f"a {type(processor).__name__} reads sounds through mistral-common: run pip "
+                'install "mistral-common[audio]"'
+            )
+        yield MessageReader(processor, kind)
+        return
     own = getattr(processor, "chat_template", None)
     if own or getattr(processor.tokenizer, "chat_template", None):
         yield PairReader(processor, kind)

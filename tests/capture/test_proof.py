@@ -45,7 +45,7 @@ def test_a_proven_model_is_not_checked_again(name, tiny_folder, home, checks):
     assert (second.outer is second.model) == (first.outer is first.model)
 
 
-@pytest.mark.parametrize("changed", ["dtype", "library", "torch"])
+@pytest.mark.parametrize("changed", ["dtype", "library", "torch", "torchvision"])
 def test_what_a_proof_depends_on(changed, tiny_folder, home, checks, monkeypatch):
     folder = str(tiny_folder("bert"))
     check(load_model(folder), "bert")
@@ -55,7 +55,11 @@ def test_what_a_proof_depends_on(changed, tiny_folder, home, checks, monkeypatch
     elif changed == "library":
         monkeypatch.setattr(store, "library_hash", lambda: "edited")
     else:
-        monkeypatch.setattr(store, "installed_version", lambda package: f"{package} 99")
+        version = store.installed_version
+        replaced = {changed: "99"}
+        monkeypatch.setattr(
+            store, "installed_version", lambda name: replaced.get(name, version(name))
+        )
     check(load_model(folder, dtype=dtype), "bert")
     assert len(checks) == 2
 

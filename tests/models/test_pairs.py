@@ -5,7 +5,9 @@ attention; hidden states are those of the blocks and of ``output_hidden_states``
 of ``eager_attention_forward``.
 """
 
+import base64
 import functools
+import io
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,12 +16,14 @@ import composite
 import naive
 import numpy as np
 import pytest
+import soundfile
 import tiny
 import torch
 import transformers
 from reference import DoublePrecision
 from scipy import signal
 from torch import Tensor, nn
+from transformers.utils import is_mistral_common_available
 
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.errors import AnalysisError
@@ -90,6 +94,8 @@ def tables(model_type: str) -> dict:
 def prepared(model: LoadedModel) -> list[dict[str, Tensor]]:
     """What a processor makes of each pair, called as transformers documents it."""
     processor = model.processor.processor
+    if model.model.config.model_type == "voxtral":
+        return [in_message(processor, row) for row in rows(model.kind)]
     given = []
     for row in rows(model.kind):
         medium = model.processor.medium
@@ -127,6 +133,21 @@ def prepared(model: LoadedModel) -> list[dict[str, Tensor]]:
             }
         )
     return given
+
+
+def in_message(processor: transformers.VoxtralProcessor, row: dict) -> dict[str, Tensor]:
+    """What a processor of Voxtral makes of a sound in a file and a text, as documented."""
+    samples, rate = row["audio"]
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
+    # By its path, it would be read in 16 bits.
+    sound = {"type": "audio", "base64": base64.b64encode(file.getvalue()).decode()}
+    content = [sound, {"type": "text", "text": row["text"]}]
+    made = processor.apply_chat_template([{"role": "user", "content": content}])
+    return {
+        name: values.double() if values.is_floating_point() else values
+        for name, values in made.items()
+    }
 
 
 def read(model: LoadedModel, given: dict[str, Tensor]) -> Seen:
@@ -275,7 +296,12 @@ def reference(model_type: str) -> list[Seen]:
     return [read(model, given) for given in prepared(model)]
 
 
-every_type = pytest.mark.parametrize("model_type", TYPES)
+needs_mistral = pytest.mark.skipif(
+    not is_mistral_common_available(), reason="mistral-common is not installed"
+)
+every_type = pytest.mark.parametrize(
+    "model_type", [*TYPES, pytest.param("voxtral", marks=needs_mistral)]
+)
 
 
 @every_type
