@@ -62,7 +62,7 @@ def test_sounds_are_in_a_message_whole_and_at_their_rate(with_mistral):
 
 def test_without_mistral_common_its_sounds_are_one_clear_line(monkeypatch):
     monkeypatch.setattr(pairs, "is_mistral_common_available", lambda: False)
-    with pytest.raises(AnalysisError, match="run pip install .mistral-common.audio") as caught:
+    with pytest.raises(AnalysisError, match=r"run pip install .mistral-common.audio") as caught:
         list(pairs.readers(Processor(), "audio+text"))
     assert "\n" not in str(caught.value)
 
