@@ -78,6 +78,19 @@ CELLS = {
         "left_padding": "not tried: the small model runs without a mask alone",
     },
     "qwen4_exp_text": {"attentions": "1 for 2 blocks", "attention_kind": "weights"},
+    "lfm2_moe": {"attentions": "1 for 2 blocks", "last_state": "after the final norm"},
+    # Rows of an image turn one half of a head, and columns the other.
+    "gemma4_vision": {"rotation": "halves of each of 2 parts", "rotation_bases": "100"},
+    # Stages are lists of lists, and each ends in a norm.
+    "glpn": {
+        "blocks": "encoder.layer_norm (norms that end blocks)",
+        "hidden_states": "as many as blocks",
+    },
+    # What projects its maps gives back those that have its width, and is no stack of blocks.
+    "mask2former": {
+        "first_state": "encoder: not recognised: no list of modules ran as blocks; "
+        "pixel_decoder: output of another module; transformer_decoder: embeddings",
+    },
 }
 
 
@@ -222,6 +235,7 @@ def test_lines_of_a_card_fit_what_a_type_reads():
     assert "get_input_embeddings" in plain_lines(text, "MODEL")
     assert "get_input_embeddings" not in plain_lines(image, "MODEL")
     assert 'load_corpus("photos/")' in measured_lines(rows.loc["vit"].to_dict(), "MODEL")
+    assert "(norms" not in plain_lines(rows.loc["xlm"].to_dict(), "MODEL")
     # More attentions than blocks are not fewer.
     assert "fewer" not in traps(text | {"attentions": "4 from 2 blocks"})
     assert "fewer" in traps(text | {"attentions": "1 for 2 blocks"})

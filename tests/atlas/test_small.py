@@ -69,7 +69,10 @@ def test_sizes_of_types_that_run_by_themselves_are_not_touched():
     assert running("swin").model.config.window_size == 2
 
 
-@pytest.mark.parametrize("name", ["hunyuan_v1_dense", "esmc", "luke", "vitpose", "mimi"])
+TYPES = ("hunyuan_v1_dense", "esmc", "luke", "vitpose", "mimi", "funnel", "dbrx", "layoutlmv3")
+
+
+@pytest.mark.parametrize("name", TYPES)
 def test_types_whose_sizes_hang_together_run(name):
     small = running(name)
     with torch.no_grad():

@@ -245,6 +245,8 @@ def plain_lines(row: Mapping[str, str], name: str) -> str:
         eager = ', attn_implementation="eager"'
     lines.append(f"model = AutoModel.from_pretrained({json.dumps(name)}{eager})")
     paths = [path for path in values_of(row["blocks"]) if path not in ("not recognised", *EMPTY)]
+    # Norms that end blocks are none.
+    paths = [path for path in paths if " " not in path]
     if "final-norm" in traps(row) and paths:
         lines.append("kept = []  # what the last block gives, before the final norm")
         for path in paths:

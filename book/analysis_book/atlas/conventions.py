@@ -197,8 +197,14 @@ def rotation_kind(rotations: Sequence[Rotation], head: int | None) -> str:
         rotations: those of one module that attends.
         head: the width of its heads, if it is known.
     """
-    kinds = dict.fromkeys(_rotation(rotation, head)[0] for rotation in rotations)
-    return "; ".join(kinds) or "none"
+    kinds = [_rotation(rotation, head)[0] for rotation in rotations]
+    for index, rotation in enumerate(rotations):
+        first = index - rotation.parts
+        if first < index and kinds[index].startswith("not recognised"):
+            of_parts = dict.fromkeys(_rotation(part, None)[0] for part in rotations[first:index])
+            kind = f"{' or '.join(of_parts)} of each of {rotation.parts} parts"
+            kinds[first : index + 1] = [kind] * (rotation.parts + 1)
+    return "; ".join(dict.fromkeys(kinds)) or "none"
 
 
 def rotation_bases(rotations: Sequence[Rotation]) -> str:
@@ -208,7 +214,9 @@ def rotation_bases(rotations: Sequence[Rotation]) -> str:
         _, angles = _rotation(rotation, None)
         if angles is not None and not any(_same_angles(angles, each) for each in tables):
             tables.append(angles)
-    return ", ".join(dict.fromkeys(map(_base_in_words, tables)))
+    # Along a row of an image, what stands for the row does not turn.
+    turning = [angles for angles in tables if bool((angles.steps > LEAST_ANGLE).any())]
+    return ", ".join(dict.fromkeys(map(_base_in_words, turning or tables)))
 
 
 def _rotation(rotation: Rotation, head: int | None) -> tuple[str, Angles | None]:

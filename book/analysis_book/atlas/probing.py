@@ -32,6 +32,7 @@ from analysis_book.atlas.states import (
     Stack,
     between_in_words,
     first_in_words,
+    is_norm,
     last_in_words,
     number_in_words,
     stacks_of,
@@ -211,8 +212,12 @@ def facts_of_states(
 
 
 def _path_of_blocks(stack: Stack) -> str:
-    """Where the model keeps the list of the blocks of a stack."""
-    return stack.runs[0].path.rpartition(".")[0] if stack.runs else "not recognised"
+    """Where the model keeps the list of the blocks of a stack, or of the norms that end them."""
+    if not stack.runs:
+        return "not recognised"
+    path = stack.runs[0].path.rpartition(".")[0]
+    are_norms = all(is_norm(run.module) for run in stack.runs)
+    return f"{path} (norms that end blocks)" if are_norms else path
 
 
 def _axes_of_states(stack: Stack, inputs: Mapping[str, object]) -> str:

@@ -257,6 +257,62 @@ CHANGES |= dict.fromkeys(("swin", "swinv2", "maskformer-swin", "donut-swin"), _S
         "window_size": 3,
     },
 }
+# A language model inside another type.
+_TEXT = {
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 128,
+    "intermediate_size": 128,
+}
+_AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [12, 10, 10]}
+_COHERE = {"rope_parameters": {"full_attention": _AXES, "sliding_attention": _AXES}}
+_EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}
+_FOUR_AXES = {
+    "head_dim": 64,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [8, 8, 8, 8],
+    },
+}
+# What their default configurations leave open.
+CHANGES |= {
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "step3p5": {"sliding_window": 4, "num_sliding_attention_heads": 4},
+    "step3p7": {"text_config": {"model_type": "step3p5", **_TEXT, "sliding_window": 4}},
+    "deepseek_ocr2_text": {
+        "mlp_layer_types": ["dense", "sparse"],
+        "num_experts_per_tok": 2,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "cohere_compass_text": _COHERE,
+    "cohere_compass": {"text_config": {"model_type": "cohere_compass_text", **_TEXT, **_COHERE}},
+    "hunyuan_vl_text": _FOUR_AXES,
+    "hunyuan_vl": {"text_config": {"model_type": "hunyuan_vl_text", **_TEXT, **_FOUR_AXES}},
+    "diffusion_gemma_text": _EXPERTS,
+    "diffusion_gemma": {"text_config": {"model_type": "diffusion_gemma_text", **_TEXT, **_EXPERTS}},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "t5gemma2_encoder": {
+        "text_config": {"model_type": "t5gemma2_text", **_TEXT, "dropout_rate": 0.0}
+    },
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8}},
+    # A sixth of the width for each side of a box, or so many for all of them.
+    "lilt": {"hidden_size": 192},
+    "layoutlmv3": {"hidden_size": 192, "coordinate_size": 32, "shape_size": 32},
+    "sapiens2": {
+        "out_features": ["stage2"],
+        "out_indices": [2],
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads_per_layer": [4, 2],
+    },
+}
 
 
 def configuration(model_type: str, **changes: object) -> transformers.PreTrainedConfig:

@@ -50,12 +50,19 @@ def stacks_of(model: nn.Module, trace: Trace) -> list[Stack]:
 def _runs_of_stack(model: nn.Module, trace: Trace, states: Sequence[Tensor]) -> list[Run]:
     """The runs of the list of modules that explains hidden states best."""
     for kind in (nn.ModuleList, nn.Sequential):
-        lists = [module for module in model.modules() if isinstance(module, kind)]
+        lists = [
+            module for module in model.modules() if isinstance(module, kind) and _has_blocks(module)
+        ]
         candidates = [_runs_of_list(trace, each) for each in lists]
         candidates = [runs for runs in candidates if runs and _agreement(runs, states)[0] >= 0]
         if candidates:
             return max(candidates, key=lambda runs: _agreement(runs, states))
     return []
+
+
+def _has_blocks(modules: Iterable[nn.Module]) -> bool:
+    """Whether some of these modules have weights; without any, they may give what they read."""
+    return any(True for module in modules for _ in module.parameters())
 
 
 def tuples_of(output: object, ending: str, path: str = "") -> Iterator[tuple[str, Mapping, object]]:

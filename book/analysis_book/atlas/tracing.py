@@ -33,11 +33,19 @@ class Run:
 
 @dataclass(eq=False)
 class Rotation:
-    """The vectors of one call of a function that rotates, before and after, and where it was."""
+    """The vectors of one call of a function that rotates.
+
+    Attributes:
+        before: the vectors before it.
+        after: the vectors after it.
+        module: where it was called.
+        parts: how many rotations before this one were made inside it, of parts of the vectors.
+    """
 
     before: Tensor
     after: Tensor
     module: nn.Module | None = None
+    parts: int = 0
 
 
 @dataclass(eq=False)
@@ -275,7 +283,9 @@ def _rotating(model: nn.Module) -> list[tuple[object, str]]:
 
 def _noting_rotation(function: Callable, trace: Trace) -> Callable:
     def noting(*args: object, **kwargs: object) -> object:
+        noted = len(trace.rotations)
         result = function(*args, **kwargs)
+        parts = len(trace.rotations) - noted
         read = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         gave = [result] if isinstance(result, Tensor) else list(result)
         for after in gave:
@@ -286,7 +296,7 @@ def _noting_rotation(function: Callable, trace: Trace) -> Callable:
             read = [each for each in read if each is not before]
             module = trace.running[-1].module if trace.running else None
             vectors = (before.detach().clone(), after.detach().clone())
-            trace.rotations.append(Rotation(*vectors, module))
+            trace.rotations.append(Rotation(*vectors, module, parts))
         return result
 
     return noting
