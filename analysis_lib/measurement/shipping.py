@@ -150,20 +150,23 @@ def shipped_runs(names: Iterable[str], twins: int = 0) -> dict[tuple[str, int | 
     return runs
 
 
-def with_shipped(tables: Tables, names: Iterable[str]) -> dict[str, Tables | Shipped]:
-    """A measurement, and those shipped of other models on the same corpus, by the model's title.
+def with_shipped(
+    tables: Tables | Iterable[Tables], names: Iterable[str]
+) -> dict[str, Tables | Shipped]:
+    """Measurements, and those shipped of other models on the same corpus, by the model's title.
 
     Args:
         tables: what was measured.
-        names: of shipped measurements, see :func:`shipped`; those of another corpus, or of the same
-            model, are left out.
+        names: of shipped measurements, see :func:`shipped`; those of another corpus, or of a model
+            that was measured, are left out.
     """
-    every: dict[str, Tables | Shipped] = {tables.title: tables}
+    measured = [tables] if isinstance(tables, Tables) else [*tables]
+    every: dict[str, Tables | Shipped] = {run.title: run for run in measured}
+    corpora = {run.run["data"] for run in measured}
+    models = {run.run["model"] for run in measured}
     for name in names:
         other = shipped(name)
-        same_data = other.run["data"] == tables.run["data"]
-        same_model = other.run["model"] == tables.run["model"]
-        if same_model or not same_data:
+        if other.run["model"] in models or other.run["data"] not in corpora:
             continue
         if other.code_warning:
             logging.getLogger(__name__).warning("note: %s", other.code_warning)

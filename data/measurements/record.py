@@ -389,10 +389,10 @@ def causes_sentences() -> None:
 
 
 def causes_layers() -> None:
-    """The other files of ``causes/``: experiments layer by layer, with every jackknife group (half
-    an hour).
+    """The other files of ``causes/``: experiments layer by layer, with every jackknife group (an
+    hour and a half).
     """
-    corpus = load_corpus("wikipedia:short", limit=100, seed=0)
+    corpus = load_corpus("wikipedia:short", limit=500, seed=0)
     _causes_of_minilm(corpus)
     _causes_of_mpnet(corpus)
     for name, data in (
@@ -410,7 +410,12 @@ def _causes_of_minilm(corpus: Corpus) -> None:
     model = load_model("minilm")
     tables = measure(model, corpus, [causes.DimensionVariances(), *causes.TABLES])
     outliers = causes.outliers(tables)
-    arms = causes.random_arms("key_side", outliers, tables, 20, by="mean")
+    arms = _arms_of_keys(outliers, causes.largest(tables, outliers))
+    others = {"mean of the type": "type_mean", "other token": "other", "noise": "noise"}
+    for name, by in others.items():
+        arms[name] = causes.arm("key_side", outliers, by=by)
+    arms["dimension 99"] = causes.arm("key_side", causes.in_every_layer(model, 99), by="mean")
+    arms |= causes.random_arms("key_side", outliers, tables, 20, by="mean")
     causes.ship(causes.layer_by_layer(model, corpus, arms), "key-side-minilm", corpus)
     arms = causes.random_arms("residual", outliers, tables, 20, by="mean", of="same")
     arms = {arm: changes for arm, changes in arms.items() if "matched" in arm}
@@ -425,12 +430,19 @@ def _causes_of_mpnet(corpus: Corpus) -> None:
     outliers = causes.outliers(tables)
     arms = causes.random_arms("key_side", outliers, tables, 5, by="mean")
     arms = {arm: changes for arm, changes in arms.items() if "matched" in arm}
-    arms["unchanged"] = causes.arm("key_side", outliers, by="nothing")
-    arms["mean"] = causes.arm("key_side", outliers, by="mean")
-    arms["only outliers"] = causes.arm("key_side", outliers, by="mean", but=True)
-    arms["other of the type"] = causes.arm("key_side", outliers, by="other_of_type")
-    arms["largest"] = causes.arm("key_side", causes.largest(tables, outliers), by="mean")
+    arms |= _arms_of_keys(outliers, causes.largest(tables, outliers))
     causes.ship(causes.layer_by_layer(model, corpus, arms), "key-side-mpnet-base", corpus)
+
+
+def _arms_of_keys(outliers: causes.Dimensions, largest: causes.Dimensions) -> dict:
+    """The arms of both models, with the names of the page."""
+    return {
+        "unchanged": causes.arm("key_side", outliers, by="nothing"),
+        "mean": causes.arm("key_side", outliers, by="mean"),
+        "only outliers": causes.arm("key_side", outliers, by="mean", but=True),
+        "other of the type": causes.arm("key_side", outliers, by="other_of_type"),
+        "largest": causes.arm("key_side", largest, by="mean"),
+    }
 
 
 def recordings() -> dict[str, Callable[[], None]]:

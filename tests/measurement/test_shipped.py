@@ -17,7 +17,7 @@ from analysis_book.training.dynamics import METRICS, Dynamics
 from analysis_book.training.runs import RUNS
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.capture.interventions import Replace
-from analysis_lib.measurement import shipped, shipping
+from analysis_lib.measurement import shipped, shipping, with_shipped
 
 CLOSE = {"rtol": 1e-3, "atol": 1e-5}
 
@@ -50,6 +50,16 @@ def test_a_training_run_before_its_first_step(tmp_path):
         first = recorded[name].query("seed == 0 and step == 0").drop(columns=["seed", "step"])
         measured = now[name][first.columns]
         pd.testing.assert_frame_equal(first.reset_index(drop=True), measured, **CLOSE)
+
+
+def test_measurements_that_ship_stand_beside_those_of_the_same_texts_alone():
+    model, texts = load_model("text-gpt2"), load_corpus(["a text", "another one"])
+    tables = measure(model, texts, "anisotropy", progress=False)
+    assert [*with_shipped(tables, ["smollm2-135m"])] == [tables.title]
+    tables.run["data"] = "wikipedia"
+    assert [*with_shipped([tables], ["smollm2-135m"])] == [tables.title, "SmolLM2"]
+    tables.run["model"] = "smollm2-135m"
+    assert [*with_shipped([tables], ["smollm2-135m"])] == [tables.title]
 
 
 def test_a_trial():

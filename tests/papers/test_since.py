@@ -139,9 +139,7 @@ def sinks_with(*heads: tuple[float, ...], kind="cls", groups=1) -> Planted:
 
 def sinks(tables: Planted, of_images: bool = False) -> list[str]:
     cells = "def candidates", "def silence"
-    named = {"every": {"planted": tables}, "of_images": {}}
-    if of_images:
-        named["of_images"] = {"planted": tables}
+    named = {"every": {"planted": tables}, "of_images": [tables] if of_images else []}
     return verdicts_on_page("since/sinks", *cells, **named)
 
 

@@ -306,25 +306,36 @@ def lost(rows: pd.DataFrame, arm_name: str) -> pd.DataFrame:
     return table.rename(columns={"quantity": "key_type", "value": "lost"})
 
 
-def without(model: LoadedModel, corpus: Corpus, dimensions: int | Dimensions) -> pd.DataFrame:
+def without(
+    model: LoadedModel, corpus: Corpus, dimensions: int | Dimensions, name: str = ""
+) -> pd.DataFrame:
     """What keys lose of their attention when those of a layer are made without some dimensions.
 
     In their place stand their means over other articles; one layer is changed at a time.
 
     Args:
         dimensions: one of every layer, or those of each layer.
+        name: of a file as in :func:`layer_by_layer`, in which the arm is ``dimension 99``, or
+            ``mean`` for several dimensions.
 
     Returns:
         The columns of :func:`lost`.
     """
+    removed = "mean"
     if isinstance(dimensions, int):
-        layers = range(1, len([*model.attending]) + 1)
-        dimensions = {layer: [dimensions] for layer in layers}
+        removed = f"dimension {dimensions}"
+        dimensions = in_every_layer(model, dimensions)
     arms = {
         "unchanged": arm("key_side", dimensions, by="nothing"),
-        "without": arm("key_side", dimensions, by="mean"),
+        removed: arm("key_side", dimensions, by="mean"),
     }
-    return lost(layer_by_layer(model, corpus, arms), "without")
+    return lost(layer_by_layer(model, corpus, arms, name=name), removed)
+
+
+def in_every_layer(model: LoadedModel, dimension: int) -> Dimensions:
+    """One dimension of the input of each attention layer."""
+    layers = range(1, len([*model.attending]) + 1)
+    return {layer: [dimension] for layer in layers}
 
 
 def removed(
