@@ -134,18 +134,6 @@ def require_seed(name: str, value: object) -> int:
     return require_whole(name, value)
 
 
-def require_seeds(name: str, values: object) -> list[int]:
-    """One or more distinct seeds, in order."""
-    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
-        raise AnalysisError(
-            f"{name} is {shown(values)}: give a list of whole numbers, as in [0, 1]"
-        )
-    seeds = [require_seed(f"one of {name}", seed) for seed in values]
-    if not seeds:
-        raise AnalysisError(f"{name} is empty: give one whole number or more")
-    return list(dict.fromkeys(seeds))
-
-
 def require_number(
     name: str, value: object, above: float | None = None, least: float | None = None
 ) -> float:

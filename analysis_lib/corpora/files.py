@@ -14,7 +14,6 @@ from analysis_lib.corpora.corpus import PLURAL, Example, Pair, Reader, checked
 from analysis_lib.corpora.kinds import kind_of_file
 from analysis_lib.corpora.media import MediaFile, parts_of
 from analysis_lib.corpora.reading import decoded_text, ending, lines_of, read_bytes, text_of
-from analysis_lib.corpora.sharing import path_and_columns
 from analysis_lib.corpora.splits import SPLITS, divided
 from analysis_lib.corpora.tables import ANSWERS, ENDINGS, Table, open_table
 from analysis_lib.corpora.transcripts import transcripts
@@ -296,3 +295,17 @@ def _visible_files(folder: Path) -> Iterator[Path]:
         for name in files:
             if not name.startswith("."):
                 yield Path(home, name)
+
+
+def path_and_columns(spec: str) -> tuple[str, str]:
+    """The path in a specification, and the rest; both may contain colons and slashes.
+
+    >>> path_and_columns("absent/reviews.csv:text:label")
+    ('absent/reviews.csv', ':text:label')
+    """
+    path = spec
+    columns = ""
+    while not os.path.lexists(path) and ":" in path:
+        path, _, column = path.rpartition(":")
+        columns = f":{column}{columns}"
+    return path, columns

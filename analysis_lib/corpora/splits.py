@@ -4,12 +4,12 @@ Every draw depends only on its arguments. The generators are numpy's, not scikit
 measurements in ``data/measurements`` use the texts that these draw.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from analysis_lib.corpora.corpus import Corpus, Example
-from analysis_lib.errors import AnalysisError, require_seed, require_whole
+from analysis_lib.errors import require_seed, require_whole
 
 # Splits of a corpus with classes: for training, for early stopping, and for measuring.
 SPLITS = ("train", "validation", "test")
@@ -43,33 +43,6 @@ def sample(corpus: Corpus, limit: int | None, seed: int | None) -> Corpus:
     return corpus.take(np.sort(random.choice(len(corpus), size=limit, replace=False)))
 
 
-def stratified(corpus: Corpus, count: int, seed: int = 0) -> Corpus:
-    """``count`` items of a corpus in its order, drawn so that each class keeps its share.
-
-    A corpus of at most ``count`` items is returned as it is.
-
-    Raises:
-        AnalysisError: the corpus has no classes, or ``count`` is below 1.
-
-    >>> letters = Corpus("letters", [*"aabbbb"], labels=[0, 0, 1, 1, 1, 1], classes=["a", "b"])
-    >>> stratified(letters, 3).items
-    ['a', 'b', 'b']
-    """
-    if corpus.labels is None or count < 1:
-        raise AnalysisError(
-            f"{count} items of {corpus.name}: give one or more, of a corpus with classes"
-        )
-    if count >= len(corpus):
-        return corpus
-    classes, sizes = np.unique(corpus.labels, return_counts=True)
-    shares = count * sizes / len(corpus)
-    counts = np.floor(shares).astype(int)
-    # Items left over by rounding down go to the classes that lost most by it.
-    left = count - counts.sum()
-    counts[np.argsort(counts - shares, kind="stable")[:left]] += 1
-    return corpus.take(drawn(corpus.labels, dict(zip(classes, counts, strict=True)), seed))
-
-
 def held_out(units: Sequence | None, count: int) -> np.ndarray:
     """True at those of ``count`` texts that pretraining does not see.
 
@@ -84,21 +57,6 @@ def held_out(units: Sequence | None, count: int) -> np.ndarray:
         every = _TEXTS
     number = {unit: i for i, unit in enumerate(dict.fromkeys(units), 1)}
     return np.array([number[unit] % every == 0 for unit in units], bool)
-
-
-def drawn(labels: Sequence, sizes: Mapping[object, int], seed: int = 0) -> np.ndarray:
-    """Sorted indices of ``sizes[label]`` items of each class, drawn without replacement.
-
-    >>> drawn(["a", "b", "b", "c"], {"b": 2, "a": 1})
-    array([0, 1, 2])
-    """
-    labels = np.asarray(list(labels))
-    random = np.random.default_rng(seed)
-    chosen = []
-    for label, size in sizes.items():
-        members = np.flatnonzero(labels == label)
-        chosen.append(random.choice(members, size, replace=False))
-    return np.sort(np.concatenate(chosen))
 
 
 def division(

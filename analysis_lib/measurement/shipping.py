@@ -172,24 +172,3 @@ def with_shipped(
             logging.getLogger(__name__).warning("note: %s", other.code_warning)
         every[title(other.run["model"])] = other
     return every
-
-
-def without_intervals(measurement: str, *tables: str) -> None:
-    """Remove the intervals from shipped tables whose intervals no page shows."""
-    for table in tables:
-        path = home() / measurement / f"{table}.parquet"
-        rows = files.read(path, how=pd.read_parquet).drop(columns=["ci_low", "ci_high"])
-        rows.to_parquet(path, index=False, compression="zstd")
-
-
-def in_single_precision(measurement: str, table: str, column: str) -> None:
-    """Round a column of a shipped table to single precision, that of the vectors behind it.
-
-    Half of the bits of each number are then zero, and the file is half as large.
-    """
-    path = home() / measurement / f"{table}.parquet"
-    rows = files.read(path, how=pd.read_parquet)
-    rows[column] = rows[column].astype("float32").astype("float64")
-    others = [name for name in rows if name != column]
-    packed = {"use_dictionary": others, "column_encoding": {column: "BYTE_STREAM_SPLIT"}}
-    rows.to_parquet(path, index=False, compression="zstd", **packed)

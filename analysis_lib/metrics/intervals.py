@@ -412,21 +412,6 @@ def correlation(
     return Estimate(r, low, high, scale="fisher")
 
 
-def holm(p_values: Sequence[float]) -> np.ndarray:
-    """The p-values of several tests, adjusted for their number (Holm 1979); NaN are left out.
-
-    >>> holm([0.01, 0.04, math.nan, 0.03]).tolist()
-    [0.03, 0.06, nan, 0.06]
-    """
-    p_values = np.asarray(p_values, dtype=float)
-    # NaN are sorted to the end.
-    order = np.argsort(p_values)[: np.isfinite(p_values).sum()]
-    factors = np.arange(len(order), 0, -1)
-    raised = np.full(len(p_values), math.nan)
-    raised[order] = np.maximum.accumulate(p_values[order] * factors)
-    return np.minimum(1, raised)
-
-
 @dataclass(frozen=True)
 class Share(Estimate):
     """A share of independent items with the interval of Wilson (1927), as :func:`share` gives it.

@@ -4,7 +4,7 @@ import csv
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -13,7 +13,6 @@ from typing import Self
 
 from analysis_lib import files
 from analysis_lib.corpora import packages
-from analysis_lib.corpora.sharing import path_to_share
 from analysis_lib.errors import AnalysisError, shown
 
 UNTRAINED, SEED, PART, DTYPE = ":untrained", "@seed=", "@part=", "@dtype="
@@ -296,30 +295,3 @@ def _title_of_base(base: str) -> str:
 
 def _path_parts(path: str) -> list[str]:
     return path.replace("$", "_").rstrip("/").split("/")
-
-
-def names_to_share(names: Iterable[str]) -> list[str]:
-    """Names of models for pages that leave this machine: folders without the path to them.
-
-    If folders would get the same name, they keep as many parts of their path as needed.
-
-    >>> names = ["minilm", "/home/someone/bert@dtype=bfloat16", "/data/a/gpt", "/data/b/gpt"]
-    >>> names_to_share(names)
-    ['minilm', 'bert@dtype=bfloat16', 'a/gpt', 'b/gpt']
-    """
-    names = list(names)
-    shared = [_name_to_share(name, 1) for name in names]
-    longest = max((name.count("/") for name in names), default=0)
-    for parts in range(2, longest + 2):
-        alike = [number for number, name in enumerate(shared) if shared.count(name) > 1]
-        for number in alike:
-            shared[number] = _name_to_share(names[number], parts)
-    return shared
-
-
-def _name_to_share(name: str, parts: int) -> str:
-    """A name with at most ``parts`` parts per folder, unless it is below the current folder."""
-    for folder in filter(None, ModelName.parse(name).folders):
-        if path_to_share(folder) != folder:
-            name = name.replace(folder, "/".join(Path(folder).parts[-parts:]).lstrip("/"), 1)
-    return name

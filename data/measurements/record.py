@@ -26,11 +26,11 @@ from analysis_book.papers.fosse import directions, trials
 from analysis_book.papers.fosse.splits import splits
 from analysis_book.papers.geometry import headlines
 from analysis_book.training import finetune
-from analysis_lib import Corpus, compare, load_corpus, load_model, measure
+from analysis_lib import Corpus, compare, files, load_corpus, load_model, measure
 from analysis_lib.cli import main as command_line
 from analysis_lib.errors import AnalysisError
 from analysis_lib.files import Output
-from analysis_lib.measurement import grouped, shipped, shipping
+from analysis_lib.measurement import grouped, shipped
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.tables import save_tables
 
@@ -63,6 +63,27 @@ def emptied(name: str) -> Path:
     folder = HOME / name
     shutil.rmtree(folder, ignore_errors=True)
     return folder
+
+
+def _without_intervals(measurement: str, *tables: str) -> None:
+    """Remove the intervals from shipped tables whose intervals no page shows."""
+    for table in tables:
+        path = HOME / measurement / f"{table}.parquet"
+        rows = files.read(path, how=pd.read_parquet).drop(columns=["ci_low", "ci_high"])
+        rows.to_parquet(path, index=False, compression="zstd")
+
+
+def _in_single_precision(measurement: str, table: str, column: str) -> None:
+    """Round a column of a shipped table to single precision, that of the vectors behind it.
+
+    Half of the bits of each number are then zero, and the file is half as large.
+    """
+    path = HOME / measurement / f"{table}.parquet"
+    rows = files.read(path, how=pd.read_parquet)
+    rows[column] = rows[column].astype("float32").astype("float64")
+    others = [name for name in rows if name != column]
+    packed = {"use_dictionary": others, "column_encoding": {column: "BYTE_STREAM_SPLIT"}}
+    rows.to_parquet(path, index=False, compression="zstd", **packed)
 
 
 def untrained() -> None:
@@ -118,12 +139,12 @@ def bert_4() -> None:
 
 def _dynamics(name: str) -> None:
     run("dynamics", name, "--seeds", ",".join(map(str, SEEDS)), "--out", emptied(name))
-    shipping.without_intervals(name, "anisotropy", "attention_entropy", "qk_alignment")
+    _without_intervals(name, "anisotropy", "attention_entropy", "qk_alignment")
     description = HOME / name / "dynamics.json"
     about = json.loads(description.read_text(encoding="utf-8"))
     del about["formulas"]["intervals"]
     description.write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    shipping.in_single_precision(name, "head_means", "mean")
+    _in_single_precision(name, "head_means", "mean")
 
 
 def hatexplain() -> None:
@@ -196,7 +217,7 @@ def mpnet_base() -> None:
     for name in ("score_contributions", "cosine_by_dimension"):
         table = pd.read_parquet(folder / f"{name}.parquet").drop(columns=["ci_low", "ci_high"])
         table.to_parquet(folder / f"{name}.parquet", index=False)
-    shipping.in_single_precision("mpnet-base", "score_contributions", "contribution")
+    _in_single_precision("mpnet-base", "score_contributions", "contribution")
     executed = emptied("executed")
     model = ("-p", "model", "mpnet-base", "-p", "data", "wikipedia:short", "-p", "beside", "[]")
     for page in OUTLIER_PAGES:
@@ -304,7 +325,7 @@ def lengths() -> None:
     save_tables(tables, output, run)
     for name, table in tables.items():
         for column in table.select_dtypes("float"):
-            shipping.in_single_precision("lengths", name, column)
+            _in_single_precision("lengths", name, column)
 
 
 def reference_models() -> None:

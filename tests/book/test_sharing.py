@@ -9,9 +9,8 @@ import nbformat
 import pytest
 import tiny
 
-from analysis_book.build.sharing import parameters_to_share, to_share
+from analysis_book.build.sharing import data_name, data_to_share, parameters_to_share, to_share
 from analysis_book.figures.markup import plain
-from analysis_lib.corpora.sharing import data_name, data_to_share
 
 
 def test_parameters_name_models_runs_and_data_and_nothing_else_changes():

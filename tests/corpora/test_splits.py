@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis_book.papers.fosse.splits import drawn, stratified
 from analysis_lib import AnalysisError, Corpus, load_corpus
 from analysis_lib.corpora.corpus import Example
-from analysis_lib.corpora.splits import SPLITS, divided, division, drawn, stratified
+from analysis_lib.corpora.splits import SPLITS, divided, division
 
 LABELS = st.lists(st.sampled_from("abc"), min_size=1, max_size=60)
 

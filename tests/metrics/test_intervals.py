@@ -8,10 +8,10 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis_book.papers.claims import holm
 from analysis_lib.metrics.intervals import (
     Estimate,
     correlation,
-    holm,
     jackknife_interval,
     least,
     mean_interval,

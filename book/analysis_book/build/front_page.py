@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from analysis_book.build.sharing import data_name
 from analysis_book.figures.markup import code, plain
 from analysis_lib.corpora import PLURAL
-from analysis_lib.corpora.sharing import data_name
 
 # Headline numbers in words.
 WORDS = {

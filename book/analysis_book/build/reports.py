@@ -26,6 +26,7 @@ import yaml
 
 from analysis_book.build import front_page, listing
 from analysis_book.build.parameters import ROOT, read_notebook
+from analysis_book.build.sharing import data_name, data_to_share, names_to_share, path_to_share
 from analysis_book.build.site import build_book, require_jupyter_book
 from analysis_book.figures.markup import address, code, plain
 from analysis_book.papers.geometry import (
@@ -40,7 +41,6 @@ from analysis_book.training.runs import checkpoints
 from analysis_lib import __version__, files, store
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora.loading import load_corpus
-from analysis_lib.corpora.sharing import data_name, data_to_share, path_to_share
 from analysis_lib.errors import BEGINS_ANEW, CONTINUES, AnalysisError
 from analysis_lib.files import Output
 from analysis_lib.measurement.comparison import Comparison
@@ -49,7 +49,7 @@ from analysis_lib.measurement.stored import interruption
 from analysis_lib.measurement.tables import Tables
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import checked_options, load_model
-from analysis_lib.models.names import ModelName, names_to_share
+from analysis_lib.models.names import ModelName
 
 HOME = Path(__file__).with_name("report")
 # The pages in their order, and the tables that each shows: without these of every model, it is left

@@ -1,8 +1,10 @@
 """Executed notebooks for pages that leave this machine, without paths to folders of its user."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 
 import nbformat
 
@@ -10,9 +12,9 @@ from analysis_book.build.freshness import inputs, paper_data
 from analysis_book.build.notebook import INJECTED, injected_cell
 from analysis_book.build.parameters import Parameters
 from analysis_book.figures.markup import plain
-from analysis_lib.corpora.sharing import data_to_share, path_to_share
+from analysis_lib.corpora.files import path_and_columns
 from analysis_lib.files import data_directory
-from analysis_lib.models.names import names_to_share
+from analysis_lib.models.names import ModelName
 
 
 def parameters_to_share(parameters: Parameters) -> dict[str, object]:
@@ -86,3 +88,66 @@ def _without(content: object, ways: Iterable[str]) -> object:
     if isinstance(content, list):
         return [_without(value, ways) for value in content]
     return content
+
+
+def data_to_share(spec: str) -> str:
+    """The specification of a corpus, with its path shortened by :func:`path_to_share`.
+
+    >>> data_to_share("/home/someone/reviews.csv:text"), data_to_share("wikipedia")
+    ('reviews.csv:text', 'wikipedia')
+    """
+    path, columns = path_and_columns(spec)
+    return path_to_share(path) + columns
+
+
+def data_name(spec: str) -> str:
+    """The specification of a corpus without the folders of its file.
+
+    >>> data_name("data/reviews.csv:a/b"), data_name("news:sentences")
+    ('reviews.csv:a/b', 'news:sentences')
+    """
+    path, columns = path_and_columns(spec)
+    return last_part(path) + columns
+
+
+def names_to_share(names: Iterable[str]) -> list[str]:
+    """Names of models for pages that leave this machine: folders without the path to them.
+
+    If folders would get the same name, they keep as many parts of their path as needed.
+
+    >>> names = ["minilm", "/home/someone/bert@dtype=bfloat16", "/data/a/gpt", "/data/b/gpt"]
+    >>> names_to_share(names)
+    ['minilm', 'bert@dtype=bfloat16', 'a/gpt', 'b/gpt']
+    """
+    names = list(names)
+    shared = [_name_to_share(name, 1) for name in names]
+    longest = max((name.count("/") for name in names), default=0)
+    for parts in range(2, longest + 2):
+        alike = [number for number, name in enumerate(shared) if shared.count(name) > 1]
+        for number in alike:
+            shared[number] = _name_to_share(names[number], parts)
+    return shared
+
+
+def _name_to_share(name: str, parts: int) -> str:
+    """A name with at most ``parts`` parts per folder, unless it is below the current folder."""
+    for folder in filter(None, ModelName.parse(name).folders):
+        if path_to_share(folder) != folder:
+            name = name.replace(folder, "/".join(Path(folder).parts[-parts:]).lstrip("/"), 1)
+    return name
+
+
+def path_to_share(path: str) -> str:
+    """A path below the current folder as given; of any other path, the last part.
+
+    >>> path_to_share("models/bert"), path_to_share("/home/someone/models/bert")
+    ('models/bert', 'bert')
+    """
+    parts = Path(path).parts
+    leads_elsewhere = os.path.isabs(path) or path.startswith("~") or ".." in parts
+    return last_part(path) if leads_elsewhere else path
+
+
+def last_part(path: str) -> str:
+    """The last part of a path, or the path itself if it has none."""
+    return Path(path).name or path

@@ -334,7 +334,8 @@ def without(
 
 def in_every_layer(model: LoadedModel, dimension: int) -> Dimensions:
     """One dimension of the input of each attention layer."""
-    layers = range(1, len([*model.attending]) + 1)
+    count = len([*model.attending])
+    layers = range(1, count + 1)
     return {layer: [dimension] for layer in layers}
 
 

@@ -30,6 +30,7 @@ from analysis_book.training.settings import (
     finished,
     holds,
     left_by,
+    require_seeds,
     require_sizes,
     seal_path,
     state_path,
@@ -45,7 +46,6 @@ from analysis_lib.errors import (
     AnalysisError,
     near_names,
     require_path,
-    require_seeds,
     require_whole,
     shown,
 )

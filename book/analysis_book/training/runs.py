@@ -17,11 +17,12 @@ from analysis_book.training.settings import (
     finished,
     left_by,
     named_settings,
+    require_seeds,
     seal_path,
     table_path,
 )
 from analysis_lib import files, store
-from analysis_lib.errors import AnalysisError, near_names, require_path, require_seeds
+from analysis_lib.errors import AnalysisError, near_names, require_path
 from analysis_lib.models import MULTIBERTS_SEEDS, MULTIBERTS_STEPS, multibert
 from analysis_lib.models.folders import file_hashes
 

@@ -15,6 +15,7 @@ from analysis_lib.errors import (
     near_names,
     require_flag,
     require_number,
+    require_seed,
     require_text,
     require_whole,
     shown,
@@ -304,3 +305,15 @@ def seal_path(folder: Path, name: str) -> Path:
 def state_path(table: Path) -> Path:
     """The hidden file from which the training that writes this table resumes."""
     return table.with_name(f".{table.stem}.pt")
+
+
+def require_seeds(name: str, values: object) -> list[int]:
+    """One or more distinct seeds, in order."""
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        raise AnalysisError(
+            f"{name} is {shown(values)}: give a list of whole numbers, as in [0, 1]"
+        )
+    seeds = [require_seed(f"one of {name}", seed) for seed in values]
+    if not seeds:
+        raise AnalysisError(f"{name} is empty: give one whole number or more")
+    return list(dict.fromkeys(seeds))

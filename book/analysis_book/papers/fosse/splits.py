@@ -1,12 +1,13 @@
 """The corpora that classifiers are trained, stopped and tested on (Fosse et al. 2023, 2.3)."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from analysis_lib.corpora import SPLITS, Corpus, load_corpus
-from analysis_lib.corpora.splits import drawn, stratified
 from analysis_lib.errors import AnalysisError, require_seed, require_text, require_whole
 
 
@@ -111,3 +112,49 @@ def largest_classes(
         labels = [kept.index(names[index]) for index in chosen]
         smaller.append(replace(corpus.take(chosen), labels=labels, classes=kept))
     return smaller
+
+
+def stratified(corpus: Corpus, count: int, seed: int = 0) -> Corpus:
+    """``count`` items of a corpus in its order, drawn so that each class keeps its share.
+
+    A corpus of at most ``count`` items is returned as it is.
+
+    Raises:
+        AnalysisError: the corpus has no classes, or ``count`` is below 1.
+
+    >>> letters = Corpus("letters", [*"aabbbb"], labels=[0, 0, 1, 1, 1, 1], classes=["a", "b"])
+    >>> stratified(letters, 3).items
+    ['a', 'b', 'b']
+    """
+    if corpus.labels is None or count < 1:
+        raise AnalysisError(
+            f"{count} items of {corpus.name}: give one or more, of a corpus with classes"
+        )
+    if count >= len(corpus):
+        return corpus
+    classes, sizes = np.unique(corpus.labels, return_counts=True)
+    shares = count * sizes / len(corpus)
+    counts = np.floor(shares).astype(int)
+    # Items left over by rounding down go to the classes that lost most by it.
+    left = count - counts.sum()
+    by_loss = np.argsort(counts - shares, kind="stable")
+    counts[by_loss[:left]] += 1
+    sizes_drawn = dict(zip(classes, counts, strict=True))
+    chosen = drawn(corpus.labels, sizes_drawn, seed)
+    return corpus.take(chosen)
+
+
+def drawn(labels: Sequence, sizes: Mapping[object, int], seed: int = 0) -> np.ndarray:
+    """Sorted indices of ``sizes[label]`` items of each class, drawn without replacement.
+
+    >>> drawn(["a", "b", "b", "c"], {"b": 2, "a": 1})
+    array([0, 1, 2])
+    """
+    labels = np.asarray(list(labels))
+    random = np.random.default_rng(seed)
+    chosen = []
+    for label, size in sizes.items():
+        members = np.flatnonzero(labels == label)
+        of_class = random.choice(members, size, replace=False)
+        chosen.append(of_class)
+    return np.sort(np.concatenate(chosen))

@@ -12,12 +12,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from analysis_book.papers.fosse.splits import splits
+from analysis_book.papers.fosse.splits import splits, stratified
 from analysis_book.training import accuracy, predict, self_attention, text_classifiers
 from analysis_book.training.settings import versions
 from analysis_lib import files
 from analysis_lib.corpora import SPLITS, Corpus, title
-from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import (
     AnalysisError,
     in_order,
