@@ -169,7 +169,10 @@ def whole(text: str) -> int:
     try:
         return whole_number(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, such as 100") from None
+        fault = "is no whole number, such as 100"
+        if re.fullmatch("-?[0-9]+", text):
+            fault = "has too many digits: give 18 at most"
+        raise argparse.ArgumentTypeError(f"{text!r} {fault}") from None
 
 
 def decimal(text: str) -> float:
@@ -681,6 +684,8 @@ def _template(path: Path | None) -> str | None:
     """The chat template in a file."""
     if path is None:
         return None
+    if not path.is_file():
+        raise AnalysisError(f"there is no file {path}: give one with a chat template in Jinja")
     from analysis_lib.corpora.reading import text_of
 
     return text_of(path)
@@ -755,6 +760,8 @@ def _generate(options: argparse.Namespace) -> None:
     out = Path(options.out)
     if os.path.lexists(out):
         raise AnalysisError(f"{out} is there already: move it, or give another --out")
+    if out.suffix not in (".jsonl", ".json"):
+        raise AnalysisError(f"{out}: answers are JSON lines: give a name that ends in .jsonl")
     dtype = model_dtype(options, [options.model])
     checked_options(dtype, options.device)
     draw = _draw(options, is_sampled=options.temperature > 0)

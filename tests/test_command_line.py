@@ -2,6 +2,7 @@
 absent.
 """
 
+import argparse
 import importlib.metadata
 import io
 import json
@@ -27,7 +28,7 @@ from waiting import PATIENCE, wait_until
 
 from analysis_book.papers import claims
 from analysis_lib import load_corpus, load_model, measure, metrics
-from analysis_lib.cli import _parser, main
+from analysis_lib.cli import _parser, main, whole
 from analysis_lib.errors import BEGINS_ANEW, CONTINUES, INTERRUPTED, AnalysisError
 from analysis_lib.files import LOCK, Output
 from analysis_lib.measurement import execution, shards, stored
@@ -1338,3 +1339,27 @@ def test_what_is_kept_is_said_and_cleared(run, tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "derived").iterdir()] == ["thesis.txt"]
     assert "0 entries" in run("cache")[1]
     assert run("cache", "--clear", "measurements")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--out", "a.parquet"], "answers are JSON lines: give a name that ends in .jsonl"),
+        (["--out", "a.jsonl", "--chat-template", "absent"], "there is no file absent: give one"),
+        (["--out", "a.jsonl", "--chat-template", "."], "there is no file .: give one with a chat"),
+    ],
+)
+def test_options_of_answers_are_refused_in_one_line(run, tmp_path, monkeypatch, options, fault):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run("generate", "smollm2-135m", "--data", "prompts.txt", *options)
+    assert status
+    assert fault in err
+    assert len(err.strip().splitlines()) == 1
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_number_of_many_digits_is_said_to_be_too_long():
+    with pytest.raises(argparse.ArgumentTypeError, match="has too many digits: give 18 at most"):
+        whole("9" * 20)
+    with pytest.raises(argparse.ArgumentTypeError, match="is no whole number"):
+        whole("1_0")

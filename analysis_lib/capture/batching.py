@@ -17,6 +17,7 @@ from analysis_lib.corpora import Answered, Conversation, Sound
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.chat import answers, conversations
+from analysis_lib.models.devices import embedded_words
 from analysis_lib.models.pairs import MEDIA
 from analysis_lib.models.parts import reads_padding
 from analysis_lib.models.sounds import steps_of, window_of
@@ -138,7 +139,7 @@ def tokenised(
             reading.unanswered += sum(item.roles[-1:] != ["assistant"] for item in items)
             return conversations(name, tokenizer, items, settings.chat_template)
         case Answered():
-            return answers(name, tokenizer, items)
+            return answers(name, tokenizer, items, embedded_words(loaded.model))
     is_cut = settings.long_texts != "window"
     return encoded(name, tokenizer, items, _limit(loaded, settings), cut=is_cut)
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +29,26 @@ _PATH = re.compile(r".*\.[A-Za-z0-9]{2,5}\s*")
 _FILES = [*FILES, "file_names", "image", "images", "image_path", "image_file_name"]
 
 
-def kind_of_paths(cells: Iterable[str]) -> str | None:
-    """Image or audio, if every cell of a column that is not empty names such a file; else None."""
-    paths = [cell for cell in cells if cell.strip()]
-    if not paths or not all(map(_PATH.fullmatch, paths)):
-        return None
-    kinds = {kind_of_file(Path(path.strip())) for path in paths}
-    return kinds.pop() if len(kinds) == 1 else None
+def kind_of_paths(cells: Iterable[str], column: object = None) -> str | None:
+    """Image or audio, if half of the cells of a column that are not empty name such files.
+
+    What the others hold is then told as a fault. Files whose endings say nothing are of the kind
+    that the name of the column says.
+
+    Args:
+        column: its name.
+    """
+    paths = [cell.strip() for cell in cells if cell.strip()]
+    kinds = Counter(_kind_of_path(path) for path in paths)
+    for kind in WITH_TEXT:
+        if kinds[kind] and 2 * kinds[kind] >= len(paths):
+            return kind
+    are_paths = bool(paths) and all(map(_PATH.fullmatch, paths))
+    return COLUMNS.get(column) if are_paths else None
+
+
+def _kind_of_path(path: str) -> str | None:
+    return kind_of_file(Path(path)) if _PATH.fullmatch(path) else None
 
 
 def captioned_files(

@@ -1,12 +1,11 @@
 """Conversations, and prompts with their answers, as items of a corpus."""
 
 import json
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from analysis_lib.corpora.token_types import ROLES
-from analysis_lib.errors import AnalysisError, shown
+from analysis_lib.errors import AnalysisError, require_whole, shown
 
 # Other names of roles, and what they are here.
 _SAME_ROLES = {"developer": "system", "function": "tool", "ipython": "tool"}
@@ -159,7 +158,6 @@ class Answered:
 def _ids(name: str, cell: object) -> tuple[int, ...]:
     if cell is None:
         return ()
-    try:
-        return tuple(operator.index(number) for number in cell)
-    except TypeError as error:
-        raise AnalysisError(f"{name}: its tokens are {shown(cell)}: give whole numbers") from error
+    if isinstance(cell, str | bytes | Mapping) or not isinstance(cell, Iterable):
+        raise AnalysisError(f"{name}: its tokens are {shown(cell)}: give a list of whole numbers")
+    return tuple(require_whole(f"{name}: one of its tokens", number) for number in cell)

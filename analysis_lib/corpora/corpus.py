@@ -108,7 +108,7 @@ class Corpus:
         in_order(f"{self.name}: {attribute}", values, "a list, one for each item")
         if len(values) != len(self):
             counts = f"{len(self)} items and {len(values)} {attribute}"
-            raise AnalysisError(f"{self.name} has {counts}: give one of each")
+            raise AnalysisError(f"{self.name}: there are {counts}: give one of each")
 
     def _refuse_texts(self) -> None:
         first = item_kind(self.items)

@@ -179,7 +179,7 @@ def kind_of_pairs(path: Path, column: str) -> str | None:
     names, *_ = _names_label_and_split(table, column)
     if len(names) < 2:
         return None
-    return kind_of_paths(chain.from_iterable(table.paths(names[0])))
+    return kind_of_paths(chain.from_iterable(table.paths(names[0])), names[0])
 
 
 def read_column(

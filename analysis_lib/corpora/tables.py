@@ -25,7 +25,7 @@ from analysis_lib.corpora.reading import (
     translated,
     unpacked,
 )
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, near_names, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,6 +131,11 @@ class Table(NamedTuple):
     def _as_texts(self, column: str, cells: Iterable) -> list[str]:
         texts = []
         for cell in cells:
+            if isinstance(cell, list):
+                raise AnalysisError(
+                    f"{self.name}: column {column} holds {shown(cell)}: give texts; in a list, "
+                    "messages with role and content, or paths of images"
+                )
             if not isinstance(cell, _SCALAR):
                 kind = type(cell).__name__
                 raise AnalysisError(

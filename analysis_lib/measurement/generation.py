@@ -23,7 +23,7 @@ from analysis_lib.errors import (
     require_whole,
 )
 from analysis_lib.measurement.description import say
-from analysis_lib.measurement.measuring import refuse_kind
+from analysis_lib.measurement.measuring import refuse_kind, refuse_template
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.chat import conversations
 from analysis_lib.models.devices import without_gradients
@@ -33,6 +33,8 @@ from analysis_lib.models.probe import evaluated
 from analysis_lib.models.tokenization import Encoded, encoded
 from analysis_lib.progress import bar
 
+# Below it, logits divided by it may be infinite.
+LEAST_TEMPERATURE = 1e-6
 # Settings of transformers that choose among the likeliest tokens.
 OF_SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "top_h"),
@@ -111,12 +113,18 @@ def generate(
     """
     max_new_tokens = require_whole("max_new_tokens", max_new_tokens, 1)
     temperature = require_number("the temperature", temperature, least=0)
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise AnalysisError(
+            f"the temperature is {temperature:g}: give 0 for the likeliest token, or "
+            f"{LEAST_TEMPERATURE:g} and more"
+        )
     seed = require_seed("seed", seed)
     batch_size = require_whole("batch_size", batch_size, 1)
     require_flag("progress", progress)
     corpus = load_corpus(data, column=column)
     loaded = model if isinstance(model, LoadedModel) else load_model(model, processor=tokenizer)
     refuse_kind(loaded.name, loaded.layout, corpus)
+    refuse_template(corpus, chat_template)
     headed = _language_model(loaded)
     prompts = _prompts(loaded, corpus, max_new_tokens, chat_template)
     settings = _settings(headed, temperature)

@@ -15,8 +15,8 @@ from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.capture.source import Source, as_source, unsupported_by
-from analysis_lib.corpora import PLURAL, Corpus, load_corpus
-from analysis_lib.corpora.corpus import whole_units
+from analysis_lib.corpora import PLURAL, Conversation, Corpus, load_corpus
+from analysis_lib.corpora.corpus import item_kind, whole_units
 from analysis_lib.errors import (
     CONTINUES,
     AnalysisError,
@@ -164,6 +164,7 @@ def measure(
     if tokenizer is not None and processor is not None:
         raise AnalysisError("both tokenizer= and processor= are given: give one of them")
     corpus = load_corpus(data, column=column, units=units)
+    refuse_template(corpus, settings.chat_template)
     refuse_unavailable(model, corpus, metrics, settings, workers)
     processor = tokenizer if processor is None else processor
     if isinstance(model, LoadedModel) and processor is not None:
@@ -286,6 +287,11 @@ def measure_vectors(
     units = whole_units(
         given.name, [None if unit is None or unit != unit else str(unit) for unit in units]
     )
+    if units is not None and len(units) != len(texts):
+        raise AnalysisError(
+            f"{given.name} has {len(texts)} texts and {len(units)} units of texts, given or in its "
+            "files: give one for each text"
+        )
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
     refuse_unavailable(given, corpus, metrics, Settings(), workers)
     unavailable = _unavailable_of(given, corpus, metrics, Settings(), bins)
@@ -553,6 +559,14 @@ def _merged(
                     unfinished.keep(merging, now=True)
             raise
     return merging
+
+
+def refuse_template(corpus: Corpus, template: str | None) -> None:
+    """Raise an AnalysisError if a chat template is given for what are no conversations."""
+    if template is not None and item_kind(corpus.items) is not Conversation:
+        raise AnalysisError(
+            f"{corpus.name} holds no conversations: leave the chat template out, or give messages"
+        )
 
 
 def refuse_kind(model: str, layout: Layout, corpus: Corpus, further: Sequence[str] = ()) -> None:

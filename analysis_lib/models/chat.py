@@ -6,6 +6,7 @@ is the message, and what stays comes from the template. Masks that templates can
 (``return_assistant_tokens_mask``) are not used: most templates do not make them.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, takewhile
@@ -76,11 +77,18 @@ def rendered(name: str, tokenizer: Tokenizer, messages: list[dict], **settings: 
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **settings)
     except Exception as error:  # A template is a program, which can raise any error.
-        roles = ", ".join(message["role"] for message in messages)
         fault = " ".join(str(error).split()) or type(error).__name__
+        is_given = settings.get("chat_template") is not None
+        template = "the chat template that was given" if is_given else "its chat template"
+        if line := getattr(error, "lineno", None):
+            raise AnalysisError(
+                f"{name}: {template} is no Jinja ({fault}, line {line}): mend it"
+            ) from error
+        roles = ", ".join(message["role"] for message in messages)
+        remedy = "mend either" if is_given else "mend the conversation, or give another template "
+        remedy += "" if is_given else "(--chat-template FILE)"
         raise AnalysisError(
-            f"{name}: its chat template refuses a conversation of {roles} ({fault}): mend the "
-            "conversation, or give another template (--chat-template FILE)"
+            f"{name}: {template} refuses a conversation of {roles} ({fault}): {remedy}"
         ) from error
 
 
@@ -132,7 +140,9 @@ def _typed(name: str, tokenizer: Tokenizer, text: str, roles: list[tuple[slice, 
     return _unframed(columns, types, CONVERSATION_TYPES)
 
 
-def answers(name: str, tokenizer: Tokenizer, items: Sequence[Answered]) -> Iterator[Encoded]:
+def answers(
+    name: str, tokenizer: Tokenizer, items: Sequence[Answered], words: float = math.inf
+) -> Iterator[Encoded]:
     """The tokens of prompts with their answers, with types.
 
     Tokens that an item brings are read as they are, since the text of an answer need not give the
@@ -141,16 +151,17 @@ def answers(name: str, tokenizer: Tokenizer, items: Sequence[Answered]) -> Itera
 
     Args:
         name: the name of the model, for errors.
+        words: how many tokens the model has vectors of.
 
     Raises:
         AnalysisError: the tokens of an item are not those of this tokenizer.
     """
-    for number, item in enumerate(items, 1):
+    for item in items:
         ids = item.prompt_ids, item.answer_ids
         if not item.answer_ids:
             ids = _tokenised(name, tokenizer, item)
-        elif number == 1:
-            _refuse_foreign(name, tokenizer, item)
+        else:
+            _refuse_foreign(name, tokenizer, item, words)
         prompt, answer = map(len, ids)
         types = ["first"] + ["prompt"] * (prompt - 1) + ["answer"] * answer
         numbers = [ANSWER_TYPES.index(kind) for kind in types]
@@ -168,7 +179,13 @@ def _tokenised(
     return prompt["input_ids"][: body.stop], answer
 
 
-def _refuse_foreign(name: str, tokenizer: Tokenizer, item: Answered) -> None:
+def _refuse_foreign(name: str, tokenizer: Tokenizer, item: Answered, words: float) -> None:
+    strange = [index for index in chain(item.prompt_ids, item.answer_ids) if index >= words]
+    if strange:
+        raise AnalysisError(
+            f"{name} has {words} tokens, and the answer {item.answer[:30]!r} comes with token "
+            f"{strange[0]}: give the model that wrote it, or leave the columns of tokens out"
+        )
     with readable(name):
         spelt = tokenizer.decode(item.answer_ids, skip_special_tokens=True)
     if spelt.strip() != item.answer.strip():

@@ -77,6 +77,7 @@ def find_pair_layout(
     # Of those that the processor reads: a placeholder that it does not know says nothing.
     read = [error for error in errors if not isinstance(error, AnalysisError)]
     error = (read or errors)[0]
+    error = error.__cause__ or error
     raise AnalysisError(
         f"{name} is a {model.config.model_type} model, which cannot read an {kind} pair as its "
         f"{type(processor).__name__} prepares it ({first_line(error)}): give another model"

@@ -134,7 +134,8 @@ class PairReader:
             return {name: _tensor(values) for name, values in made.items()}
         except Exception as error:  # Processors and templates fail in many ways.
             raise AnalysisError(
-                f"its {type(self.processor).__name__} cannot read it ({first_line(error)})"
+                f"its {type(self.processor).__name__} cannot read it ({first_line(error)}): leave "
+                f"it out, or give another {self.medium}"
             ) from error
 
     def _made(

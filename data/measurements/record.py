@@ -421,7 +421,7 @@ def causes_layers() -> None:
         ("smollm2-135m", "wikipedia"),
         ("vit-s14", "photographs"),
     ):
-        items = load_corpus(data, limit=40, seed=0)
+        items = load_corpus(data, limit=80, seed=0)
         for model in (name, f"{name}:untrained@seed=0"):
             if model != "minilm":
                 causes.ship(causes.drift(load_model(model), items), f"drift-{model}", items)

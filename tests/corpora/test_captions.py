@@ -200,3 +200,26 @@ def test_several_sounds_with_a_text_are_one_line():
     sound = Sound(np.zeros(800, np.float32), 16000)
     with pytest.raises(AnalysisError, match="has 2 sounds: give one"):
         load_corpus([{"audio": [sound, sound], "text": "two"}])
+
+
+@pytest.mark.parametrize(
+    ("others", "fault"),
+    [
+        (["1", "2.png"], "row 2 names 1, which is not there"),
+        (["1.png", "2"], "row 3 names 2, which is not there"),
+    ],
+)
+def test_a_row_that_names_no_picture_is_a_fault_of_its_table(photos, others, fault):
+    table = photos / "pairs.csv"
+    table.write_text("\n".join(["image,text", "0.png,a", *(f"{name},b" for name in others)]))
+    with pytest.raises(AnalysisError, match=fault):
+        load_corpus(f"{table}:image,text").items  # noqa: B018
+
+
+def test_a_column_of_pictures_holds_them_whatever_their_endings(photos):
+    table = photos / "pairs.csv"
+    table.write_text("image,text\none.svg,a\ntwo.svg,b\n")
+    with pytest.raises(AnalysisError, match=r"names one\.svg, which is not there"):
+        load_corpus(f"{table}:image,text").items  # noqa: B018
+    table.write_text("title,text\nReadme.svg,a\nthe first. and second,b\n")
+    assert load_corpus(f"{table}:title,text").kind == "text"

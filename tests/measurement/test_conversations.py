@@ -455,6 +455,42 @@ def test_tokens_of_another_model_are_refused(tmp_path):
     corpus = load_corpus(written(tmp_path / "answers.jsonl", row))
     with pytest.raises(AnalysisError, match="give the model that wrote it"):
         [*answers("it", a_tokenizer(), corpus.items)]
+    with pytest.raises(AnalysisError, match=r"has 3 tokens, .* comes with token 3: give the model"):
+        [*answers("it", a_tokenizer(), corpus.items, words=3)]
+
+
+def test_every_answer_is_checked(tmp_path):
+    tokenizer = a_tokenizer()
+    ids = tokenizer("Hi", add_special_tokens=False)["input_ids"]
+    right = {"prompt": "Hi", "answer": "Hi", "prompt_ids": ids, "answer_ids": ids}
+    corpus = load_corpus(written(tmp_path / "answers.jsonl", right, right | {"answer": "Ho"}))
+    with pytest.raises(AnalysisError, match=r"tokens of an answer spell 'Hi' here, .* 'Ho'"):
+        [*answers("it", tokenizer, corpus.items)]
+
+
+def test_a_template_for_what_are_no_conversations_is_refused(talker):
+    for data in (["a text"], Corpus("a", [Answered("a", "b")])):
+        with pytest.raises(AnalysisError, match="no conversations: leave the chat template out"):
+            measure(talker, data, "anisotropy", chat_template="{{ x }}", progress=False)
+    with pytest.raises(AnalysisError, match="no conversations: leave the chat template out"):
+        generate(talker, ["a text"], chat_template="{{ x }}", progress=False)
+
+
+def test_a_template_that_is_no_jinja_is_named_with_its_line(talker):
+    with pytest.raises(AnalysisError, match=r"that was given is no Jinja \(.* line 2\): mend it"):
+        measure(
+            talker,
+            Corpus("talks", items(TALKS)),
+            "anisotropy",
+            chat_template="\n{{ }",
+            progress=False,
+        )
+
+
+def test_lists_of_other_things_are_neither_messages_nor_pictures(tmp_path):
+    path = written(tmp_path / "lists.jsonl", {"messages": []}, {"messages": ["hello"]})
+    with pytest.raises(AnalysisError, match="holds a list: give texts; in a list, messages"):
+        load_corpus(f"{path}:messages")
 
 
 @pytest.mark.parametrize(
@@ -465,7 +501,23 @@ def test_tokens_of_another_model_are_refused(tmp_path):
         ({"prompt": "Hi", "answer": "a", "answer_ids": [1]}, "give both, or neither"),
         (
             {"prompt": "Hi", "answer": "a", "answer_ids": ["a"], "prompt_ids": [1]},
-            "its tokens are .*: give whole numbers",
+            "one of its tokens is 'a': give a whole number",
+        ),
+        (
+            {"prompt": "Hi", "answer": "a", "answer_ids": [True], "prompt_ids": [1]},
+            "one of its tokens is True: give a whole number",
+        ),
+        (
+            {"prompt": "Hi", "answer": "a", "answer_ids": [1.5], "prompt_ids": [1]},
+            "one of its tokens is 1.5: give a whole number",
+        ),
+        (
+            {"prompt": "Hi", "answer": "a", "answer_ids": [10**30], "prompt_ids": [1]},
+            "one of its tokens is 10+: give a whole number, 9",
+        ),
+        (
+            {"prompt": "Hi", "answer": "a", "answer_ids": 7, "prompt_ids": [1]},
+            "its tokens are 7: give a list of whole numbers",
         ),
     ],
 )

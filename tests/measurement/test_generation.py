@@ -114,6 +114,8 @@ def test_a_temperature_draws_tokens_with_the_seed(folder):
     # So low a temperature leaves the likeliest token alone.
     cold = generate(model, PROMPTS, max_new_tokens=NEW, temperature=1e-4, progress=False)
     assert cold == generate(model, PROMPTS, max_new_tokens=NEW, progress=False)
+    with pytest.raises(AnalysisError, match="temperature is 1e-39: give 0 for the likeliest token"):
+        generate(model, PROMPTS, temperature=1e-39, progress=False)
 
 
 def test_a_model_object_answers_and_is_as_it_was(folder):

@@ -81,7 +81,7 @@ def test_a_trial():
 
 
 def test_an_experiment_layer_by_layer():
-    corpus = load_corpus("photographs", limit=40, seed=0)
+    corpus = load_corpus("photographs", limit=80, seed=0)
     recorded = (
         causes.shipped("drift-vit-s14", corpus).xs(("query", 1), level=("arm", "layer")).dropna()
     )

@@ -395,7 +395,7 @@ def test_a_metric_that_needs_more_is_refused_by_name():
         match="attention_entropy makes no sense for vectors: it needs more than the hid",
     ):
         measure_vectors([GOOD], LENGTHS, "anisotropy,attention_entropy", progress=False)
-    with pytest.raises(AnalysisError, match="units: give one of each"):
+    with pytest.raises(AnalysisError, match=r"4 texts and 1 units of texts, .*: give one for each"):
         measure_vectors([GOOD], LENGTHS, units=["a"], progress=False)
     with pytest.raises(AnalysisError, match="save it to a folder"):
         measure_vectors([GOOD], LENGTHS, "anisotropy", workers=2, progress=False)

@@ -85,6 +85,10 @@ def test_a_paired_interval_is_of_the_difference():
     assert found.ci_high - found.ci_low == pytest.approx(2 * 3.182446 * spread, rel=1e-4)
 
 
+# By title, the name of a model and what it reads.
+READ = {"Planted": ("planted", range(40))}
+
+
 def test_the_verdicts_on_drift_follow_the_planted_entropy():
     sharper = planted({"unchanged": [0.4, 0.5], "query": [0.5, 0.6], "key": [0.4, 0.5]}, "entropy")
     alike = planted(
@@ -95,7 +99,7 @@ def test_the_verdicts_on_drift_follow_the_planted_entropy():
         (alike, sharper, ["does not hold"] * 2),
     ):
         measured = {("Planted", "trained"): trained, ("Planted", "untrained"): untrained}
-        names = {"measured": measured, "image_models": [], "title": str}
+        names = {"measured": measured, "image_models": [], "title": str, "read": READ}
         rows = run_cells(
             "causes/drift", "every = pd.concat", "effects = means", "rows, judged = ", **names
         )["verdicts"]
@@ -107,7 +111,7 @@ def test_the_verdicts_on_drift_follow_the_planted_entropy():
 def test_the_mean_key_of_a_model_that_rotates_is_judged():
     arms = {"unchanged": [0.4, 0.5], "query_unrotated": [0.5, 0.6], "key_unrotated": [0.46, 0.54]}
     measured = {("Planted", "trained"): planted(arms, "entropy")}
-    names = {"measured": measured, "image_models": [], "title": str}
+    names = {"measured": measured, "image_models": [], "title": str, "read": READ}
     rows = run_cells(
         "causes/drift", "every = pd.concat", "effects = means", "rows, judged = ", **names
     )["verdicts"]
@@ -121,7 +125,7 @@ def test_even_attention_cannot_fail_and_is_not_judged():
     trained = planted({"unchanged": [0.4, 0.5], "query": [0.5, 0.6]}, "entropy")
     even = planted({"unchanged": [0.996, 0.998], "query": [0.996, 0.998]}, "entropy")
     measured = {("Planted", "trained"): trained, ("Planted", "untrained"): even}
-    names = {"measured": measured, "image_models": [], "title": str}
+    names = {"measured": measured, "image_models": [], "title": str, "read": READ}
     rows = run_cells(
         "causes/drift", "every = pd.concat", "effects = means", "rows, judged = ", **names
     )["verdicts"]
