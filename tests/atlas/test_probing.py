@@ -78,6 +78,14 @@ CELLS = {
         "left_padding": "not tried: the small model runs without a mask alone",
     },
     "qwen4_exp_text": {"attentions": "1 for 2 blocks", "attention_kind": "weights"},
+    # Its classes that attend are chosen when it is built.
+    "sam": {
+        "attentions": "vision: one per block; mask_decoder: 2",
+        "attention_kind": "vision: weights; mask_decoder: output of attention",
+    },
+    "data2vec-vision": {"attention_kind": "weights", "row_sums": "1"},
+    # The norm that ends a block reads no embeddings.
+    "flaubert": {"first_state": "embeddings after a norm", "attentions": "one per block"},
     "lfm2_moe": {"attentions": "1 for 2 blocks", "last_state": "after the final norm"},
     # Rows of an image turn one half of a head, and columns the other.
     "gemma4_vision": {"rotation": "halves of each of 2 parts", "rotation_bases": "100"},
@@ -85,6 +93,7 @@ CELLS = {
     "glpn": {
         "blocks": "encoder.layer_norm (norms that end blocks)",
         "hidden_states": "as many as blocks",
+        "attentions": "8",
     },
     # What projects its maps gives back those that have its width, and is no stack of blocks.
     "mask2former": {

@@ -69,7 +69,7 @@ def test_sizes_of_types_that_run_by_themselves_are_not_touched():
     assert running("swin").model.config.window_size == 2
 
 
-TYPES = ("hunyuan_v1_dense", "esmc", "luke", "vitpose", "mimi", "funnel", "dbrx", "layoutlmv3")
+TYPES = ("hunyuan_v1_dense", "esmc", "luke", "vitpose", "mimi", "lilt", "dbrx", "layoutlmv3")
 
 
 @pytest.mark.parametrize("name", TYPES)

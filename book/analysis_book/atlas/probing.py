@@ -3,7 +3,9 @@
 Nothing here uses how the library measures, so that it can be compared with it.
 """
 
+import copy
 import inspect
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +34,6 @@ from analysis_book.atlas.states import (
     Stack,
     between_in_words,
     first_in_words,
-    is_norm,
     last_in_words,
     number_in_words,
     stacks_of,
@@ -68,11 +69,16 @@ def probe(model: PreTrainedModel, inputs: Mapping[str, object]) -> dict[str, str
         facts["default_attention"] = _default_attention(model)
         by_default = _called(model, inputs, ASKED)
         trace, reason = _traced(model, inputs, "eager")
-        of_states = trace
+        eager = model
+        if _has_empty_attentions(trace.output) and _chooses_when_built(model):
+            eager = _built_eagerly(model)
+            trace, reason = _traced(eager, inputs, "eager")
+        of_states, stateful = trace, eager
         if _is_nan(trace.output):
             of_states, _ = _traced(model, inputs, facts["default_attention"])
-        facts |= facts_of_states(model, of_states, inputs)
-        facts |= facts_of_attentions(model, trace, inputs)
+            stateful = model
+        facts |= facts_of_states(stateful, of_states, inputs)
+        facts |= facts_of_attentions(eager, trace, inputs)
         facts["attentions_by_default"] = beside_eager(by_default, trace.output)
         if reason:
             facts["attentions"] = f"eager attention fails: {reason}"
@@ -117,6 +123,29 @@ def chosen_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
     finally:
         with suppress(Exception):
             model.set_attn_implementation(before)
+
+
+def _has_empty_attentions(output: object) -> bool:
+    """Whether some of the attentions of an output are missing."""
+    for _, _, entries in tuples_of(output, "attentions"):
+        if not entries or any(entry is None for entry in entries):
+            return True
+    return False
+
+
+def _chooses_when_built(model: PreTrainedModel) -> bool:
+    """Whether the classes of modules that attend are chosen when the model is made."""
+    sources = {sys.modules[type(module).__module__] for module in model.modules()}
+    names = {name for source in sources for name in vars(source)}
+    return any(name.endswith("_ATTENTION_CLASSES") for name in names)
+
+
+def _built_eagerly(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model, made with eager attention."""
+    config = copy.deepcopy(model.config)
+    made = type(model)._from_config(config, attn_implementation="eager")
+    made.load_state_dict(model.state_dict())
+    return made.float().eval()
 
 
 def _traced(
@@ -216,8 +245,7 @@ def _path_of_blocks(stack: Stack) -> str:
     if not stack.runs:
         return "not recognised"
     path = stack.runs[0].path.rpartition(".")[0]
-    are_norms = all(is_norm(run.module) for run in stack.runs)
-    return f"{path} (norms that end blocks)" if are_norms else path
+    return f"{path} (norms that end blocks)" if stack.ends_in_norms else path
 
 
 def _axes_of_states(stack: Stack, inputs: Mapping[str, object]) -> str:
@@ -286,6 +314,9 @@ def _facts_of_entries(
         word = {None: "None"}.get(entries, "empty") if not entries else type(entries).__name__
         return {"attentions": word, "attention_kind": "none"}
     blocks = len(stack.runs) if stack else 0
+    if stack and stack.ends_in_norms and len(entries) != blocks:
+        # A norm may end several blocks, and be none of those that attend.
+        blocks = 0
     tokens = [size for size, name in sizes.items() if name == "token"]
     has_sink = any("sink" in name for name, _ in model.named_parameters())
     kinds = [attention_kind(each, trace, has_sink, tokens) for each in entries]

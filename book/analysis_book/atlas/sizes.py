@@ -295,9 +295,7 @@ CHANGES |= {
     "hunyuan_vl_text": _FOUR_AXES,
     "hunyuan_vl": {"text_config": {"model_type": "hunyuan_vl_text", **_TEXT, **_FOUR_AXES}},
     "diffusion_gemma_text": _EXPERTS,
-    "diffusion_gemma": {"text_config": {"model_type": "diffusion_gemma_text", **_TEXT, **_EXPERTS}},
     "t5gemma2_text": {"dropout_rate": 0.0},
-    "t5gemma2_decoder": {"dropout_rate": 0.0},
     "t5gemma2_encoder": {
         "text_config": {"model_type": "t5gemma2_text", **_TEXT, "dropout_rate": 0.0}
     },

@@ -147,11 +147,7 @@ def model_class(model_type: str) -> Callable:
     """
     kind = CONFIG_MAPPING[model_type]
     with suppress(ValueError):  # Some entries name a class that is not there.
-        listed = transformers.MODEL_MAPPING.get(kind, None)
-        if isinstance(listed, tuple):
-            # The first is the whole model.
-            return listed[0]._from_config
-        if listed is not None:
+        if transformers.MODEL_MAPPING.get(kind, None) is not None:
             return AutoModel.from_config
     # Parts of larger models have a class and no entry among the Auto classes.
     name = kind.__module__.replace(".configuration_", ".modeling_")

@@ -28,6 +28,11 @@ class Stack:
     runs: list[Run] = field(default_factory=list)
     last: Tensor | None = None
 
+    @property
+    def ends_in_norms(self) -> bool:
+        """Whether what stands for its blocks are norms, each of which ends one."""
+        return bool(self.runs) and all(is_norm(run.module) for run in self.runs)
+
 
 def stacks_of(model: nn.Module, trace: Trace) -> list[Stack]:
     """The stacks whose hidden states a model returned."""
@@ -120,6 +125,9 @@ def first_in_words(stack: Stack, trace: Trace) -> str:
         return "output of block 1"
     index = trace.runs.index(block)
     if any(alike(run.gave, first) for run in trace.runs[:index]):
+        if stack.ends_in_norms:
+            # What the norm of a block reads is no embedding.
+            return "embeddings after a norm" if _from_norm(first, trace) else "embeddings"
         return "embeddings, changed before block 1 reads them"
     if any(alike(run.gave, first) for run in trace.runs):
         return "output of another module"
