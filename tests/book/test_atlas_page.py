@@ -56,6 +56,22 @@ def test_a_configuration_says_its_type(page, address, tmp_path):
     expect(page.locator(".atlas-card")).to_contain_text("does not know")
 
 
+LINES = """(all) => all.map((each) => {
+    const range = document.createRange();
+    range.selectNodeContents(each);
+    return range.getClientRects().length;
+})"""
+
+
+def test_a_number_of_types_stands_on_one_line(page, address):
+    page.goto(address)
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        lines = page.locator(".atlas-figure .count").evaluate_all(LINES)
+        assert len(lines) > 50
+        assert {*lines} == {1}
+
+
 def test_a_head_puts_the_table_in_order_by_keyboard(page, address):
     page.goto(address)
     head = page.locator(".atlas-types thead th").nth(3)
