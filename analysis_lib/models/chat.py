@@ -78,15 +78,16 @@ def rendered(name: str, tokenizer: Tokenizer, messages: list[dict], **settings: 
         return tokenizer.apply_chat_template(messages, tokenize=False, **settings)
     except Exception as error:  # A template is a program, which can raise any error.
         fault = " ".join(str(error).split()) or type(error).__name__
-        is_given = settings.get("chat_template") is not None
-        template = "the chat template that was given" if is_given else "its chat template"
+        template = "its chat template"
+        remedy = "mend the conversation, or give another template (--chat-template FILE)"
+        if settings.get("chat_template") is not None:
+            template = "the chat template that was given"
+            remedy = "mend either"
         if line := getattr(error, "lineno", None):
             raise AnalysisError(
                 f"{name}: {template} is no Jinja ({fault}, line {line}): mend it"
             ) from error
         roles = ", ".join(message["role"] for message in messages)
-        remedy = "mend either" if is_given else "mend the conversation, or give another template "
-        remedy += "" if is_given else "(--chat-template FILE)"
         raise AnalysisError(
             f"{name}: {template} refuses a conversation of {roles} ({fault}): {remedy}"
         ) from error

@@ -73,11 +73,11 @@ def probe(model: PreTrainedModel, inputs: Mapping[str, object]) -> dict[str, str
         if _has_empty_attentions(trace.output) and _chooses_when_built(model):
             eager = _built_eagerly(model)
             trace, reason = _traced(eager, inputs, "eager")
-        of_states, stateful = trace, eager
+        of_states = eager, trace
         if _is_nan(trace.output):
-            of_states, _ = _traced(model, inputs, facts["default_attention"])
-            stateful = model
-        facts |= facts_of_states(stateful, of_states, inputs)
+            by_itself, _ = _traced(model, inputs, facts["default_attention"])
+            of_states = model, by_itself
+        facts |= facts_of_states(*of_states, inputs)
         facts |= facts_of_attentions(eager, trace, inputs)
         facts["attentions_by_default"] = beside_eager(by_default, trace.output)
         if reason:

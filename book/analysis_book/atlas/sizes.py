@@ -270,14 +270,7 @@ _TEXT = {
 _AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [12, 10, 10]}
 _COHERE = {"rope_parameters": {"full_attention": _AXES, "sliding_attention": _AXES}}
 _EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}
-_FOUR_AXES = {
-    "head_dim": 64,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e4,
-        "mrope_section": [8, 8, 8, 8],
-    },
-}
+_FOUR_AXES = {"head_dim": 64, "rope_parameters": _AXES | {"mrope_section": [8, 8, 8, 8]}}
 # What their default configurations leave open.
 CHANGES |= {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
